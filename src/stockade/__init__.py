@@ -1,0 +1,35 @@
+"""Stockade runs commands nobody trusts on Linux: sealed by the kernel, killable to the last descendant, fully recorded.
+
+The public names are loaded on first use: the fork server imports `stockade.sandbox` and must not pay for pydantic or asyncio.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stockade.executor import Executor, Job, Result, run
+    from stockade.policy.command import Command
+    from stockade.policy.model import Limits, Network, Policy
+    from stockade.policy.profiles import profile
+
+_HOMES = {
+    "Command": "stockade.policy.command",
+    "Executor": "stockade.executor",
+    "Job": "stockade.executor",
+    "Limits": "stockade.policy.model",
+    "Network": "stockade.policy.model",
+    "Policy": "stockade.policy.model",
+    "Result": "stockade.executor",
+    "profile": "stockade.policy.profiles",
+    "run": "stockade.executor",
+}
+
+__all__ = ["Command", "Executor", "Job", "Limits", "Network", "Policy", "Result", "profile", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stockade' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

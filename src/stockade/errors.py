@@ -1,0 +1,116 @@
+"""Every way in which Stockade itself can fail, sorted by whose move it is.
+
+    StockadeError
+    ├─ InvalidRequest    the caller's: change the arguments (`field` says which)
+    │  ├─ PolicyError        the policy or a profile is wrong
+    │  ├─ NotAllowed         the policy refuses this
+    │  ├─ UnknownJob         no job of that id is visible to the caller
+    │  └─ ExecutableNotFound no such program inside the sandbox
+    ├─ Closed            the caller's: the executor or registry has been closed
+    ├─ TooManyJobs       the caller's: wait for a job to end, or kill one
+    ├─ HostUnfit         the operator's: change the machine (`hint` says how)
+    ├─ StateError        the operator's: the state directory cannot be used
+    ├─ LaunchFailed      the kernel refused a step of the set-up
+    └─ Protocol          ours: a peer broke the wire protocol
+
+A program that exits with 1, dies of SIGSEGV, runs out of memory or of time is no error: it was run, and that is an `Outcome`.
+"""
+
+from __future__ import annotations
+
+import errno as errno_names
+import os
+
+
+class StockadeError(Exception):
+    """Base of all errors raised by Stockade; `hint` names the way out where there is one."""
+
+    code = "internal"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message if hint is None else f"{message}\nhint: {hint}")
+        self.message = message
+        self.hint = hint
+
+
+class InvalidRequest(StockadeError):
+    """The request is wrong and nothing has happened; `field` names the argument."""
+
+    code = "invalid"
+
+    def __init__(self, message: str, *, field: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
+
+
+class PolicyError(InvalidRequest):
+    """The policy, a policy file or a seccomp profile is wrong."""
+
+    code = "policy"
+
+
+class NotAllowed(InvalidRequest):
+    """The policy refuses the request."""
+
+    code = "not_allowed"
+
+
+class UnknownJob(InvalidRequest):
+    """No job with this id is visible to the caller."""
+
+    code = "unknown_job"
+
+
+class ExecutableNotFound(InvalidRequest):
+    """The program cannot be found, or cannot be seen, inside the sandbox."""
+
+    code = "executable_not_found"
+
+
+class Closed(StockadeError):
+    """The executor has been closed; make a new one."""
+
+    code = "closed"
+
+
+class TooManyJobs(StockadeError):
+    """The admission limit is reached; nothing was started."""
+
+    code = "too_many_jobs"
+
+
+class HostUnfit(StockadeError):
+    """This host cannot enforce what the policy asks for; `feature` names what is missing."""
+
+    code = "host_unfit"
+
+    def __init__(self, message: str, *, feature: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.feature = feature
+
+
+class StateError(StockadeError):
+    """The state directory is locked, damaged, not ours or not writable."""
+
+    code = "state"
+
+
+class Protocol(StockadeError):
+    """A peer of the wire protocol sent something that is not part of it."""
+
+    code = "protocol"
+
+
+class LaunchFailed(StockadeError):
+    """The sandbox could not be built: which step, which call, on which path, and the kernel's errno."""
+
+    code = "launch_failed"
+
+    def __init__(self, *, step: str, call: str, path: str | None, errno: int | None, hint: str | None = None) -> None:
+        where = f" on {path!r}" if path else ""
+        why = "" if errno is None else f": {errno_names.errorcode.get(errno, errno)} ({os.strerror(errno)})"
+        super().__init__(f"launch failed at step {step!r}: {call}{where}{why}", hint=hint)
+        self.step = step
+        self.call = call
+        self.path = path
+        self.errno = errno

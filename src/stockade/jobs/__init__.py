@@ -1,0 +1,1 @@
+"""Many jobs over time: their states, their records and the store that survives a crash."""

@@ -1,0 +1,1 @@
+"""One sandboxed process, from the fork server to its exit report: the first asynchronous layer."""
