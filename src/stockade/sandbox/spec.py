@@ -50,7 +50,8 @@ class Tmpfs:
         return f"tmpfs    {self.target} ({_bytes(self.size)}, {self.inodes} inodes)"
 
     def wire(self) -> list[Any]:
-        return ["tmpfs", self.target, self.size, self.inodes, self.mode, self.owned_by_job]
+        owner = [JOB_UID, JOB_GID] if self.owned_by_job else None
+        return ["tmpfs", self.target, self.size, self.inodes, self.mode, owner]
 
 
 @dataclass(frozen=True, slots=True)

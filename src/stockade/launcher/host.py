@@ -1,0 +1,74 @@
+"""What this host offers to an executor, found once at its start: identity, the trees of the default root, the cgroup."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from stockade.errors import HostUnfit, InvalidRequest
+from stockade.launcher import idslots
+from stockade.launcher.lookup import resolve_place
+from stockade.sandbox.spec import Host, Identity, Place
+
+_SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
+# What a sandbox makes for itself, or what a root directory must not bring along.
+_OWN = frozenset({"dev", "etc", "home", "lost+found", "proc", "run", "sys", "tmp"})
+_CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 6, 7, 21
+
+
+def find_identity() -> Identity:
+    """RANGE for a root that may hand out host ids, CALLER for an ordinary user.
+
+    Raises: HostUnfit for a root without the power or the ids, since the caller's own id would then be root's.
+    """
+    if os.geteuid() != 0:
+        return Identity.CALLER
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+    if not all(effective >> capability & 1 for capability in (_CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN)):
+        raise HostUnfit(
+            "running as root without CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID",
+            feature="identity.range",
+            hint="start as an ordinary user, or with these capabilities",
+        )
+    last = idslots.FIRST_ID + idslots.SLOTS * idslots.SLOT_SIZE - 1
+    with open("/proc/self/uid_map", encoding="ascii") as id_map:
+        ranges = [(int(first), int(count)) for first, _, count in (line.split() for line in id_map)]
+    if not any(first <= idslots.FIRST_ID and last < first + count for first, count in ranges):
+        raise HostUnfit(
+            f"running as root of a user namespace without the ids {idslots.FIRST_ID} to {last}",
+            feature="identity.range",
+            hint="start as an ordinary user of that namespace, or map these ids into it",
+        )
+    return Identity.RANGE
+
+
+def find_host(*, identity: Identity, controllers: Iterable[str], etc: str, root: str = "/") -> Host:
+    """Describes the trees that make up the default root, taken from `root` ("/": the host's own).
+
+    Raises: InvalidRequest, where `root` is no directory.
+    """
+    if root == "/":
+        names = [path[1:] for path in _SYSTEM]
+    else:
+        if not resolve_place(root, field="root").is_dir:
+            raise InvalidRequest(f"root: {root!r} is not a directory", field="root", hint="name a directory")
+        names = sorted(set(os.listdir(root)) - _OWN)
+    system: list[Place] = []
+    links: list[tuple[str, str]] = []
+    for name in names:
+        path = os.path.join(root, name)
+        if os.path.islink(path):
+            links.append((f"/{name}", os.readlink(path)))
+        elif os.path.isdir(path):
+            place = resolve_place(path, field="root")
+            system.append(Place(f"/{name}", place.real, place.device, place.inode, place.uid, place.gid, is_dir=True))
+    etc_place = resolve_place(etc, field="root")
+    return Host(
+        identity=identity,
+        controllers=frozenset(controllers),
+        system=tuple(system),
+        links=tuple(links),
+        etc=Place("/etc", etc_place.real, etc_place.device, etc_place.inode, etc_place.uid, etc_place.gid, is_dir=True),
+        cpus=os.cpu_count() or 1,
+    )

@@ -1,0 +1,223 @@
+"""What the host says about the paths of a request: real paths, whose they are, and whether a program can be seen inside.
+
+Every path is resolved once and pinned by device and inode; the mounts are refused later if it has changed. Nothing is opened for
+reading, so a hostile fifo or device in a workspace cannot hold us up.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+
+from stockade.errors import ExecutableNotFound, InvalidRequest
+from stockade.sandbox import syscalls
+from stockade.sandbox.spec import JOB_HOME, Host, Place, Resolution
+
+_MAX_LINKS = 40  # as the kernel (path_resolution(7))
+_OWN_PLACES = (JOB_HOME, "/tmp", "/dev/shm")  # made by the sandbox itself; a job may start there
+
+
+def resolve_place(path: str, *, field: str) -> Place:
+    """Looks at one host path that a policy names.
+
+    Raises: InvalidRequest(field), where it does not exist or is neither a directory nor a regular file.
+    """
+    given = os.path.normpath(path)
+    try:
+        real = os.path.realpath(given, strict=True)
+        descriptor = syscalls.openat2(
+            syscalls.AT_FDCWD, real, os.O_PATH, resolve=syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+        )
+    except OSError as error:
+        raise InvalidRequest(f"{field}: {path!r} cannot be used: {error.strerror}", field=field, hint="name a path that exists") from None
+    try:
+        found = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    is_dir = stat.S_ISDIR(found.st_mode)
+    if not is_dir and not stat.S_ISREG(found.st_mode):
+        raise InvalidRequest(f"{field}: {path!r} is neither a directory nor a regular file", field=field, hint="name a directory or a file")
+    if real == "/" or real.split("/")[1] in ("proc", "sys", "dev"):
+        raise InvalidRequest(f"{field}: {path!r} is {real!r}, which a sandbox makes for itself", field=field, hint="name a narrower path")
+    return Place(given, real, found.st_dev, found.st_ino, found.st_uid, found.st_gid, is_dir)
+
+
+def resolve(
+    *,
+    argv0: str,
+    cwd: str | None,
+    path: tuple[str, ...],
+    workspace: str | None,
+    ro: tuple[str, ...],
+    rw: tuple[str, ...],
+    host: Host,
+    host_path: str,
+) -> Resolution:
+    """Looks at all paths of one request. `host_path` is where the caller's own programs are, to name a missing one's place.
+
+    Raises: InvalidRequest, ExecutableNotFound; nothing has been made.
+    """
+    base = None if workspace is None else resolve_place(workspace, field="workspace")
+    if base is not None and not base.is_dir:
+        raise InvalidRequest(f"workspace: {workspace!r} is not a directory", field="workspace", hint="name a directory")
+    readable = tuple(resolve_place(each, field="ro") for each in ro)
+    writable = tuple(resolve_place(each, field="rw") for each in rw)
+    named = (*((base,) if base is not None else ()), *writable, *readable)
+    inside_cwd = _resolve_cwd(cwd, base, named)
+    view = View.of(host, named)
+    executable = _find_executable(argv0, inside_cwd, path, view, host_path)
+    return Resolution(executable=executable, cwd=inside_cwd, workspace=base, ro=readable, rw=writable)
+
+
+def _resolve_cwd(cwd: str | None, workspace: Place | None, named: tuple[Place, ...]) -> str:
+    if cwd is None:
+        return workspace.real if workspace is not None else JOB_HOME
+    if workspace is None and os.path.normpath(cwd) in _OWN_PLACES:
+        return os.path.normpath(cwd)
+    if not os.path.isabs(cwd) and workspace is None:
+        raise InvalidRequest(
+            f"cwd: {cwd!r} is relative and the policy has no workspace", field="cwd", hint="set a workspace, or give an absolute path"
+        )
+    wanted = os.path.join(workspace.real, cwd) if workspace is not None else cwd
+    try:
+        real = os.path.realpath(wanted, strict=True)
+    except OSError as error:
+        raise InvalidRequest(
+            f"cwd: {cwd!r} cannot be used: {error.strerror}", field="cwd", hint="name a directory that exists inside the workspace"
+        ) from None
+    home = next((place for place in named if place.is_dir and is_inside(real, place.real)), None)
+    if home is None:
+        roots = ", ".join(repr(place.real) for place in named if place.is_dir) or "none"
+        raise InvalidRequest(
+            f"access denied: cwd {cwd!r} is {real!r}, outside the permitted root {roots}",
+            field="cwd",
+            hint=f"run inside {named[0].real!r}" if named else "set a workspace in the policy",
+        )
+    _pin_directory(home, real, cwd)
+    return real
+
+
+def _pin_directory(home: Place, real: str, cwd: str) -> None:
+    """Walks from the admitted directory down to the working directory without following any link."""
+    flags = os.O_PATH | os.O_DIRECTORY
+    below = os.path.relpath(real, home.real)
+    try:
+        top = os.open(home.real, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.close(syscalls.openat2(top, below, flags, resolve=syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS))
+        finally:
+            os.close(top)
+    except OSError as error:
+        raise InvalidRequest(
+            f"cwd: {cwd!r} is not a directory that can be reached without links: {error.strerror}",
+            field="cwd",
+            hint="name an existing directory inside the workspace",
+        ) from None
+
+
+def is_inside(path: str, root: str) -> bool:
+    """True for `root` itself and what lies below it; a sibling that shares its prefix is outside."""
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Which inside paths show which host paths: (inside, outside), deepest first, and the links at the top."""
+
+    trees: tuple[tuple[str, str], ...]
+    links: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, host: Host, named: tuple[Place, ...]) -> View:
+        trees = [(place.given, place.real) for place in (*host.system, host.etc)]
+        trees += [(place.real, place.real) for place in named]
+        links = tuple((place.given, place.real) for place in named if place.given != place.real)
+        ordered = sorted(trees, key=lambda pair: pair[0].count("/"), reverse=True)
+        return cls(tuple(ordered), (*host.links, *links))
+
+    def outside(self, path: str) -> str | None:
+        """The host path that is seen at `path`, None where the sandbox has something of its own there."""
+        for inside, outside in self.trees:
+            if is_inside(path, inside):
+                return outside + path[len(inside) :]
+        return None
+
+    def follow(self, path: str) -> tuple[str, str | None]:
+        """(inside path without links, host path) of `path`; the host path is None where it leads out of sight.
+
+        Raises: OSError, where nothing is there.
+        """
+        links = dict(self.links)
+        pending = [name for name in path.split("/") if name not in ("", ".")][::-1]
+        current, count = "", 0
+        while pending:
+            name = pending.pop()
+            if name == "..":
+                current = current.rpartition("/")[0]
+                continue
+            here = f"{current}/{name}"
+            target = links.get(here)
+            if target is None:
+                target = self._link_at(here)
+            if target is None:
+                current = here
+                continue
+            count += 1
+            if count > _MAX_LINKS:
+                raise OSError(40, os.strerror(40), path)
+            if target.startswith("/"):
+                current = ""
+            pending.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
+        return current or "/", self.outside(current)
+
+    def _link_at(self, path: str) -> str | None:
+        outside = self.outside(path)
+        if outside is None:
+            return None
+        return os.readlink(outside) if stat.S_ISLNK(os.lstat(outside).st_mode) else None
+
+
+def _find_executable(argv0: str, cwd: str, path: tuple[str, ...], view: View, host_path: str) -> str:
+    candidates = [os.path.join(cwd, argv0)] if "/" in argv0 else [f"{directory}/{argv0}" for directory in path]
+    blocked: str | None = None
+    for candidate in candidates:
+        try:
+            inside, outside = view.follow(candidate)
+            if outside is None:
+                blocked = blocked or _hidden(candidate, inside)
+                continue
+            found = os.stat(outside, follow_symlinks=False)
+        except OSError:
+            continue
+        if stat.S_ISREG(found.st_mode) and found.st_mode & 0o111:
+            return candidate
+        blocked = blocked or f"{candidate!r} is no executable file"
+    raise _not_found(argv0, blocked, host_path)
+
+
+def _hidden(candidate: str, inside: str) -> str | None:
+    """Says that a path leads to a host file that the sandbox does not show, if that is so."""
+    if os.path.exists(inside) and not inside.startswith(_OWN_PLACES):
+        return f"{candidate!r} leads to {inside!r}, which is not visible inside"
+    return None
+
+
+def _not_found(argv0: str, blocked: str | None, host_path: str) -> ExecutableNotFound:
+    outside = argv0 if "/" in argv0 else shutil.which(argv0, path=host_path)
+    if outside is not None and os.path.isabs(outside) and os.path.isfile(outside):
+        real = os.path.realpath(outside)
+        prefix = os.path.dirname(real)
+        if os.path.basename(prefix) in ("bin", "sbin", "shims"):
+            prefix = os.path.dirname(prefix)
+        return ExecutableNotFound(
+            f"executable {argv0!r} is {real!r} on the host, which is not visible inside",
+            field="argv",
+            hint=f"add the ro path {prefix!r} to the policy (--ro {prefix}) and name the program by its full path {outside!r}",
+        )
+    return ExecutableNotFound(
+        f"executable {argv0!r} was not found inside the sandbox" + (f": {blocked}" if blocked else ""),
+        field="argv",
+        hint="check its spelling, or add the ro path that holds it to the policy",
+    )

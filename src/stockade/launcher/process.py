@@ -1,0 +1,202 @@
+"""One sandboxed process tree: its pidfd, its cgroup leaf and init's report channel; the one place where trees are ended.
+
+A tree is gone when its init is (the kernel ends a pid namespace before its init is reaped) and its cgroup is empty. Killing is by
+cgroup.kill, in a loop until the cgroup is empty, so it reaches what was forked meanwhile; never by process group, never by pid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+from typing import Any
+
+from stockade.errors import LaunchFailed, Protocol
+from stockade.launcher.outcome import Status
+from stockade.sandbox import protocol
+from stockade.sandbox.cgroup import Leaf
+
+KILL_BOUND = 30.0  # seconds until a killed tree must be empty
+_RETRY = 0.5  # seconds between two writes to cgroup.kill
+_HINTS = {
+    ("mounts", "mount(proc)"): "the host's /proc is over-mounted, as in a container; `stockade doctor` names the mount",
+    ("mounts", "openat2"): "a path of the policy was replaced or removed after it was looked up",
+    ("names", "ioctl(SIOCSIFFLAGS)"): "AppArmor may restrict unprivileged user namespaces; see `stockade doctor`",
+}
+
+
+class ProcessTree:
+    """The init of one job and all that descends from it, from clone to the last process's end."""
+
+    def __init__(self, *, pidfd: int, report: socket.socket, leaf: Leaf) -> None:
+        self.leaf = leaf
+        self.step = "clone"
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = pidfd
+        self._report = report
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._status: Status | None = None
+        self._refused: LaunchFailed | None = None
+        self._ended = asyncio.Event()
+        report.setblocking(False)
+        self._loop.add_reader(report.fileno(), self._read_report)
+        self._loop.add_reader(pidfd, self._on_gone)
+
+    @property
+    def status(self) -> Status | None:
+        """The command's wait status as init reported it; None before its end, or where init was killed first."""
+        return self._status
+
+    async def wait_started(self) -> None:
+        """Waits until the program has been executed.
+
+        Raises: LaunchFailed, with the step, where it never was; the tree is gone then.
+        """
+        await asyncio.shield(self._started)
+
+    async def wait_ended(self) -> Status | None:
+        """Waits for the end of the command; None where init was gone without a report."""
+        await self._ended.wait()
+        return self._status
+
+    async def wait_gone(self) -> None:
+        """Waits until no process of the tree is left."""
+        await asyncio.shield(self._gone)
+        await wait_empty(self.leaf, KILL_BOUND)
+
+    def signal(self, number: int) -> bool:
+        """Has init send a signal to every process of the job (its `kill(-1)`, then SIGCONT); False where init is gone."""
+        try:
+            self._report.send(protocol.encode("signal", signal=number))
+        except OSError:
+            return False
+        return True
+
+    async def kill(self) -> None:
+        """Kills every process of the tree, whatever it does, and waits until none is left.
+
+        Raises: TimeoutError, where the kernel has not emptied the cgroup within 30 s.
+        """
+        async with asyncio.timeout(KILL_BOUND):
+            while True:
+                self.leaf.kill()
+                try:
+                    async with asyncio.timeout(_RETRY):
+                        await asyncio.shield(self._gone)
+                        await wait_empty(self.leaf, KILL_BOUND)
+                        return
+                except TimeoutError:
+                    continue  # a process that forked during the kill (before Linux 6.14), or one in the D state
+
+    def close(self) -> None:
+        """Closes the descriptors; the tree must be gone."""
+        for descriptor in (self._report.fileno(), self._pidfd):
+            if descriptor >= 0:
+                self._loop.remove_reader(descriptor)
+        self._report.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _read_report(self) -> None:
+        while True:
+            try:
+                data, descriptors = protocol.receive(self._report)
+                for descriptor in descriptors:  # init has none to give
+                    os.close(descriptor)
+                if not data:
+                    self._loop.remove_reader(self._report.fileno())
+                    return
+                self._take(protocol.decode(data))
+            except BlockingIOError:
+                return
+            except (Protocol, KeyError, TypeError, ValueError, OSError) as error:
+                # Init is the job's neighbour: nonsense from it ends the job, never us.
+                self._loop.remove_reader(self._report.fileno())
+                self._refused = LaunchFailed(step=self.step, call="report", path=None, errno=None, hint=f"init broke its protocol: {error}")
+                self.leaf.kill()
+                return
+
+    def _take(self, message: dict[str, Any]) -> None:
+        match message["is"]:
+            case protocol.STEP:
+                self.step = str(message["name"])[:64]
+            case protocol.STARTED:
+                self.step = "running"
+                if not self._started.done():
+                    self._started.set_result(None)
+            case protocol.FAILED:
+                self._refused = _launch_failed(message)
+            case protocol.ENDED if self._status is None:
+                self._status = _status(message)
+                self._ended.set()
+            case protocol.ENDED | protocol.SIGNALLED:
+                pass
+            case kind:
+                raise Protocol(f"unknown message {kind[:40]!r}")
+
+    def _on_gone(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self._read_report()  # init's last words are in the socket even though it is gone
+        self._ended.set()
+        if not self._started.done():
+            error = self._refused or LaunchFailed(
+                step=self.step, call="init", path=None, errno=None, hint="init was killed before the program could start"
+            )
+            if self._status is not None:
+                self._started.set_result(None)
+            else:
+                self._started.set_exception(error)
+                self._started.exception()  # looked at: whoever waits gets it, and nobody needs to
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+
+def _status(message: dict[str, Any]) -> Status:
+    code, signal = message.get("code"), message.get("signal")
+    if type(code) is int and 0 <= code <= 255 and signal is None:
+        return Status(exit_code=code)
+    if type(signal) is int and 1 <= signal <= 64 and code is None:
+        return Status(signal=signal)
+    raise Protocol(f"not a wait status: code {code!r}, signal {signal!r}")
+
+
+def _launch_failed(message: dict[str, Any]) -> LaunchFailed:
+    step, call, path, errno = message["step"], message["call"], message["path"], message["errno"]
+    if not isinstance(step, str) or not isinstance(call, str) or not isinstance(path, str | None) or not isinstance(errno, int | None):
+        raise Protocol("not a report of a failed step")
+    return LaunchFailed(step=step[:64], call=call[:64], path=path, errno=errno, hint=launch_hint(step, call))
+
+
+def launch_hint(step: str, call: str) -> str | None:
+    """The way out of a step that failed, where one is known."""
+    return _HINTS.get((step, call))
+
+
+async def wait_empty(leaf: Leaf, bound: float) -> None:
+    """Waits until the leaf has no live process. Raises: TimeoutError after `bound` seconds."""
+    if not leaf.is_populated():
+        return
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+    events = leaf.open_events()
+    # kernfs files are always "readable"; only POLLPRI says that something changed, and asyncio cannot ask for it by itself.
+    with select.epoll() as epoll:
+        epoll.register(events, select.EPOLLPRI | select.EPOLLET)
+
+
+        def on_change() -> None:
+            epoll.poll(0)
+            changed.set()
+
+        loop.add_reader(epoll.fileno(), on_change)
+        try:
+            async with asyncio.timeout(bound):
+                while leaf.is_populated():
+                    await changed.wait()
+                    changed.clear()
+        finally:
+            loop.remove_reader(epoll.fileno())
+            os.close(events)

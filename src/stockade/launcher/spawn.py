@@ -1,0 +1,244 @@
+"""The executor's end of the fork server: starts it, hands it requests, and hears of every init's end.
+
+The fork server is started with `-I -S`, an empty environment and nothing inherited but its socket, a pidfd of this process and the
+file by which it enters its own cgroup leaf. It is never restarted behind a running job: when it is gone, so is every job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib.util
+import os
+import socket
+
+# The fork server is the one program that we start ourselves.
+import subprocess  # noqa: TID251
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stockade.errors import Closed, HostUnfit, LaunchFailed, Protocol
+from stockade.launcher.process import ProcessTree, launch_hint
+from stockade.sandbox import protocol
+from stockade.sandbox.cgroup import Leaf
+from stockade.sandbox.namespaces import IdMap
+from stockade.sandbox.spec import Identity, SandboxSpec
+
+START_BOUND = 20.0  # seconds until the fork server must be ready
+LAUNCH_BOUND = 30.0  # seconds until it must have answered a request
+_BOOT = "import sys; sys.path[:0] = sys.argv[5:]; from stockade.sandbox.forkserver import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class Stdio:
+    """Descriptors that become the command's streams; `stdin` None is /dev/null. The caller keeps and closes them."""
+
+    stdout: int
+    stderr: int
+    stdin: int | None = None
+
+
+class ForkServer:
+    """A running fork server; made by `start`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket, on_lost: Callable[[], None]) -> None:
+        self._process = process
+        self._channel = channel
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._probed: asyncio.Future[bool] | None = None
+        self._answers: dict[str, asyncio.Future[int]] = {}
+        self._turn = asyncio.Lock()  # one request at a time is written to the socket
+        self._filters: set[str] = set()
+        self.is_lost = False
+        channel.setblocking(False)
+        self._loop.add_reader(channel.fileno(), self._on_readable)
+
+    @classmethod
+    async def start(cls, *, leaf: Leaf, identity: Identity, log: int, on_lost: Callable[[], None]) -> ForkServer:
+        """Starts the program in its own cgroup leaf; what it prints goes to the descriptor `log`.
+
+        Raises: HostUnfit, where it does not come up.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            process = await asyncio.to_thread(_popen, theirs.fileno(), leaf, identity, log)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        server = cls(process, ours, on_lost)
+        try:
+            async with asyncio.timeout(START_BOUND):
+                await server._ready
+        except (TimeoutError, LaunchFailed) as error:
+            await server.close()
+            raise HostUnfit(f"the fork server did not come up: {error}", feature="fork server", hint="see `stockade doctor`") from None
+        return server
+
+    async def probe(self, scratch: Leaf) -> bool:
+        """True where CLONE_INTO_CGROUP works here; tried once with an empty scratch leaf."""
+        self._probed = self._loop.create_future()
+        await self._send(protocol.encode("probe"), (scratch.directory,))
+        async with asyncio.timeout(START_BOUND):
+            return await self._probed
+
+    async def add_filter(self, name: str, program: bytes) -> None:
+        """Gives the fork server a compiled seccomp profile."""
+        if name not in self._filters:
+            await self._send(protocol.encode("filter", name=name, program=base64.b64encode(program).decode()))
+            self._filters.add(name)
+
+    async def launch(self, job: str, spec: SandboxSpec, *, uid_map: IdMap, gid_map: IdMap, leaf: Leaf, stdio: Stdio) -> ProcessTree:
+        """Clones a job's init into `leaf`; returns at once, `ProcessTree.wait_started` tells when the program runs.
+
+        Raises: LaunchFailed; Closed, where the fork server is gone. `leaf` stays the caller's.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        opened: list[int] = []
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self._answers[job] = answer
+        try:
+            opened += (protocol.write_body(spec.wire()), leaf.open_procs())
+            descriptors: tuple[int, ...] = (opened[0], theirs.fileno(), leaf.directory, opened[1], stdio.stdout, stdio.stderr)
+            if stdio.stdin is not None:
+                descriptors += (stdio.stdin,)
+            await self._send(protocol.encode("launch", job=job, uid_map=uid_map, gid_map=gid_map), descriptors)
+            async with asyncio.timeout(LAUNCH_BOUND):
+                pidfd = await answer
+        except BaseException as error:
+            ours.close()
+            if isinstance(error, TimeoutError):
+                leaf.kill()
+                raise LaunchFailed(step="clone", call="fork server", path=None, errno=110, hint="the host is overloaded") from None
+            raise
+        finally:
+            self._answers.pop(job, None)
+            theirs.close()
+            for descriptor in opened:
+                os.close(descriptor)
+        return ProcessTree(pidfd=pidfd, report=ours, leaf=leaf)
+
+    async def close(self) -> None:
+        """Ends the fork server, and with it every job that still runs; waits for its end."""
+        self._lose()
+        try:
+            await asyncio.to_thread(self._process.wait, START_BOUND)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait, START_BOUND)
+
+    @property
+    def pid(self) -> int:
+        """Its host pid, for tests and diagnosis."""
+        return self._process.pid
+
+    async def _send(self, message: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        async with self._turn:
+            while not self.is_lost:
+                try:
+                    protocol.send(self._channel, message, descriptors)
+                    return
+                except BlockingIOError:
+                    writable = asyncio.Event()
+                    self._loop.add_writer(self._channel.fileno(), writable.set)
+                    try:
+                        await writable.wait()
+                    finally:
+                        if not self.is_lost:
+                            self._loop.remove_writer(self._channel.fileno())
+                except OSError:
+                    self._lose()
+        raise Closed("the fork server is gone", hint="make a new executor")
+
+    def _on_readable(self) -> None:
+        while not self.is_lost:
+            try:
+                data, descriptors = protocol.receive(self._channel)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, descriptors = b"", []
+            if not data:
+                self._lose()
+                return
+            self._take(protocol.decode(data), descriptors)
+
+    def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        match message["is"]:
+            case "ready":
+                self._ready.set_result(None)
+            case "probed" if self._probed is not None:
+                self._probed.set_result(bool(message["into_cgroup"]))
+            case "launched":
+                answer = self._answers.get(message["job"])
+                if answer is not None and not answer.done():
+                    answer.set_result(descriptors.pop())
+            case "refused":
+                answer = self._answers.get(message["job"])
+                if answer is not None and not answer.done():
+                    step, call = message["step"], message["call"]
+                    hint = launch_hint(step, call)
+                    answer.set_exception(LaunchFailed(step=step, call=call, path=message["path"], errno=message["errno"], hint=hint))
+            case "ended":
+                pass  # the job's own pidfd tells as much
+            case kind:
+                raise Protocol(f"the fork server said {kind!r}")
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _lose(self) -> None:
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self._loop.remove_reader(self._channel.fileno())
+        self._loop.remove_writer(self._channel.fileno())
+        self._channel.close()
+        error = LaunchFailed(step="clone", call="fork server", path=None, errno=None, hint="the fork server is gone; make a new executor")
+        waiting: list[asyncio.Future[Any]] = [*self._answers.values(), self._ready]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
+        self._on_lost()
+
+
+def _popen(channel: int, leaf: Leaf, identity: Identity, log: int) -> subprocess.Popen[bytes]:
+    executor = os.pidfd_open(os.getpid())
+    try:
+        own_cgroup = leaf.open_procs()
+        try:
+            arguments = [str(channel), str(executor), str(own_cgroup), str(identity), *_import_paths()]
+            # The real interpreter: a pyenv shim costs 100 ms, a virtual environment's link would need site-packages.
+            interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+            return subprocess.Popen(
+                [interpreter, "-I", "-S", "-c", _BOOT, *arguments],
+                env={},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(channel, executor, own_cgroup),
+            )
+        finally:
+            os.close(own_cgroup)
+    finally:
+        os.close(executor)
+
+
+def _import_paths() -> list[str]:
+    """Where the fork server finds this package and python-prctl, and nothing before the standard library that it can avoid."""
+    paths = []
+    for name, depth in (("stockade", 2), ("prctl", 1)):
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:
+            raise HostUnfit(f"the module {name!r} cannot be found", feature=name, hint="install the package with its dependencies")
+        path = found.origin
+        for _ in range(depth):
+            path = os.path.dirname(path)
+        paths.append(path)
+    return paths

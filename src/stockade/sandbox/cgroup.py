@@ -1,0 +1,380 @@
+"""Control groups, version 2: where ours may be made, one fresh leaf a job, its limits, its counters, and its end.
+
+The mount is found in mountinfo, never assumed: on hybrid hosts it is not /sys/fs/cgroup. A leaf is written before anybody enters
+and never used twice: a cgroup that was killed once kills whatever is later cloned into it.
+
+Rests on the kernel's cgroup-v2 documentation; cgroup.kill is 5.14, memory.peak 5.19, pids.peak 6.1.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from stockade.errors import HostUnfit
+from stockade.sandbox.spec import CgroupLimits
+
+CONTROLLERS = ("memory", "pids", "cpu", "io", "cpuset")
+SUPERVISOR = "stockade-supervisor"  # where an executor's own process goes when it stands in the way of delegation
+PREFIX = "stockade-"
+_CPU_PERIOD = 100_000  # microseconds; the kernel's default
+
+
+def find_mount(mountinfo: str) -> tuple[str, str] | None:
+    """(mount point, root of the mount) of the first cgroup2 file system in the text of /proc/self/mountinfo, or None."""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        if right.split(" ", 1)[0] == "cgroup2":
+            fields = left.split(" ")
+            return fields[4], fields[3]
+    return None
+
+
+def own_path(proc_cgroup: str) -> str | None:
+    """Our own cgroup, from the text of /proc/self/cgroup: the line of hierarchy 0 (cgroups(7))."""
+    for line in proc_cgroup.splitlines():
+        if line.startswith("0::"):
+            return line[3:]
+    return None
+
+
+def own_directory() -> str:
+    """The directory of our own cgroup.
+
+    Raises: HostUnfit, where no cgroup2 file system is mounted or ours lies outside of what is mounted.
+    """
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        found = find_mount(table.read())
+    with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as table:
+        path = own_path(table.read())
+    if found is None or path is None:
+        raise HostUnfit(
+            "no cgroup2 file system is mounted",
+            feature="cgroup2",
+            hint="mount one: mount -t cgroup2 none /sys/fs/cgroup (or …/unified beside version 1)",
+        )
+    mount_point, root = found
+    if root not in ("/", path) and not path.startswith(root.rstrip("/") + "/"):
+        raise HostUnfit(
+            f"our cgroup {path!r} lies outside of what is mounted at {mount_point!r} ({root!r})",
+            feature="cgroup2",
+            hint="give the container its own cgroup namespace (--cgroupns=private)",
+        )
+    return os.path.normpath(f"{mount_point}/{path if root == '/' else path[len(root) :]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a leaf counted. Seconds and bytes; None where this host does not count it."""
+
+    user_cpu: float | None = None
+    system_cpu: float | None = None
+    throttled: float | None = None
+    peak_memory: int | None = None
+    peak_processes: int | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    oom_kills: int | None = None
+    oom_events: int | None = None
+    refused_forks: int | None = None
+
+
+class Leaf:
+    """One job's cgroup, by the descriptor of its directory; made by `Tree.make_leaf`."""
+
+    def __init__(self, parent: int, name: str, directory: int) -> None:
+        self.name = name
+        self.directory = directory
+        self._parent = parent
+
+    def read(self, name: str) -> str | None:
+        """The text of one of its files, None where the kernel has no such file."""
+        return read_file(self.directory, name)
+
+    def write(self, name: str, text: str) -> None:
+        write_file(self.directory, name, text)
+
+    def kill(self) -> None:
+        """Sends SIGKILL to every process in it, whatever they are doing (cgroup.kill)."""
+        self.write("cgroup.kill", "1")
+
+    def freeze(self, *, frozen: bool) -> None:
+        """Stops or resumes every process in it (cgroup.freeze)."""
+        self.write("cgroup.freeze", "1" if frozen else "0")
+
+    def is_populated(self) -> bool:
+        """True while a live process is in it; zombies do not count."""
+        return _flat(self.read("cgroup.events") or "").get("populated", 0) == 1
+
+    def processes(self) -> list[int]:
+        """The host pids of its live processes, at this moment."""
+        return [int(line) for line in (self.read("cgroup.procs") or "").split()]
+
+    def cpu_seconds(self) -> float | None:
+        """User and system CPU time so far; needs no controller."""
+        used = _flat(self.read("cpu.stat") or "").get("usage_usec")
+        return None if used is None else used / 1e6
+
+    def usage(self) -> Usage:
+        """All counters; read before `remove`."""
+        cpu = _flat(self.read("cpu.stat") or "")
+        memory_events = _flat(self.read("memory.events") or "")
+        pids_events = _flat(self.read("pids.events") or "")
+        disk = _io_totals(self.read("io.stat"))
+        return Usage(
+            user_cpu=_seconds(cpu.get("user_usec")),
+            system_cpu=_seconds(cpu.get("system_usec")),
+            throttled=_seconds(cpu.get("throttled_usec")),
+            peak_memory=_integer(self.read("memory.peak")),
+            peak_processes=_integer(self.read("pids.peak")),
+            read_bytes=disk[0],
+            written_bytes=disk[1],
+            oom_kills=memory_events.get("oom_kill"),
+            oom_events=memory_events.get("oom"),
+            refused_forks=pids_events.get("max"),
+        )
+
+    def open_events(self) -> int:
+        """A descriptor of cgroup.events: poll(2) reports POLLPRI when `populated` or `frozen` changes."""
+        return os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.directory)
+
+    def open_procs(self) -> int:
+        """A descriptor of cgroup.procs for writing; a process that writes 0 to it joins."""
+        return os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.directory)
+
+    def remove(self) -> None:
+        """Removes the empty leaf and closes the descriptor. Raises: OSError (EBUSY) while a process is in it."""
+        os.rmdir(self.name, dir_fd=self._parent)
+        self.close()
+
+    def close(self) -> None:
+        if self.directory >= 0:
+            os.close(self.directory)
+            self.directory = -1
+
+
+class Tree:
+    """An executor's own cgroup: `<base>/stockade-<instance>`, with one leaf a job and one for the fork server."""
+
+    def __init__(self, base: str, instance: str) -> None:
+        """Makes the cgroup below `base` and turns on the controllers that can be had.
+
+        Raises: HostUnfit, where it cannot be made, with the way out.
+        """
+        self.path = f"{base}/{PREFIX}{instance}"
+        try:
+            os.mkdir(self.path, 0o755)
+        except OSError as error:
+            raise _no_cgroup(base, error) from None
+        enable_controllers(base)
+        self.directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.controllers = enable_controllers(self.path)
+
+    def make_leaf(self, name: str, limits: CgroupLimits) -> Leaf:
+        """A fresh leaf with its limits written and no room for cgroups below it.
+
+        Raises: OSError, with the file that refused; nothing is left then.
+        """
+        os.mkdir(name, 0o755, dir_fd=self.directory)
+        directory = -1
+        try:
+            directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.directory)
+            for file, value in limit_files(limits):
+                write_file(directory, file, value)
+        except BaseException:
+            if directory >= 0:
+                os.close(directory)
+            os.rmdir(name, dir_fd=self.directory)
+            raise
+        return Leaf(self.directory, name, directory)
+
+    def close(self) -> None:
+        """Kills what is left in it and removes it."""
+        if self.directory < 0:
+            return
+        os.close(self.directory)
+        self.directory = -1
+        remove_tree(self.path)
+
+
+def limit_files(limits: CgroupLimits) -> list[tuple[str, str]]:
+    """(file, text) in the order in which they are written."""
+    rows: list[tuple[str, str | None]] = [
+        ("cgroup.max.descendants", "0"),
+        ("cgroup.max.depth", "0"),
+        ("memory.max", _text(limits.memory_max)),
+        ("memory.high", _text(limits.memory_high)),
+        ("memory.swap.max", _text(limits.swap_max)),
+        ("memory.oom.group", None if limits.oom_group is None else str(int(limits.oom_group))),
+        ("pids.max", _text(limits.pids_max)),
+        (
+            "cpu.max",
+            None if limits.cpu_max is None else f"{max(1000, round(limits.cpu_max * _CPU_PERIOD))} {_CPU_PERIOD}",
+        ),
+        ("cpu.weight", _text(limits.cpu_weight)),
+        ("cpuset.cpus", limits.cpuset_cpus),
+        *(("io.max", line) for line in limits.io_max),
+    ]
+    return [(file, value) for file, value in rows if value is not None]
+
+
+def choose_base(*, is_root: bool, wanted: str | None) -> str:
+    """Where an executor's cgroup is made: `wanted`, else our own cgroup where it has been delegated to us, else (as root) its root.
+
+    Raises: HostUnfit, where no place can be written to, with the way out.
+    """
+    if wanted is not None:
+        return os.path.normpath(wanted)
+    own = own_directory()
+    if os.path.basename(own) == SUPERVISOR:
+        own = os.path.dirname(own)
+    if is_root and not _is_delegated(own):
+        return _topmost(own)
+    if not os.access(own, os.W_OK | os.X_OK) or not os.access(f"{own}/cgroup.procs", os.W_OK):
+        raise _no_cgroup(own, PermissionError(13, "not writable"))
+    return own
+
+
+def step_aside(base: str) -> None:
+    """Moves this process out of `base`, where it sits there, so that controllers can be turned on below it.
+
+    Only the root cgroup may have processes and controllers at once ("no internal processes"). What else sits there stays.
+    """
+    if own_directory() != os.path.normpath(base) or not os.path.exists(f"{base}/cgroup.type"):
+        return
+    aside = f"{base}/{SUPERVISOR}"
+    os.makedirs(aside, exist_ok=True)
+    with open(f"{aside}/cgroup.procs", "w", encoding="ascii") as procs:
+        procs.write(str(os.getpid()))
+
+
+def enable_controllers(path: str) -> frozenset[str]:
+    """Turns on, for the children of a cgroup, each controller that it has; returns those that are on."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        available = (read_file(directory, "cgroup.controllers") or "").split()
+        for controller in CONTROLLERS:
+            if controller in available:
+                try:
+                    write_file(directory, "cgroup.subtree_control", f"+{controller}")
+                except OSError:
+                    pass  # busy or not delegated: it is then missing from what is returned, and named by whoever needs it
+        return frozenset((read_file(directory, "cgroup.subtree_control") or "").split()) & frozenset(CONTROLLERS)
+    finally:
+        os.close(directory)
+
+
+def remove_tree(path: str) -> bool:
+    """Kills and removes a cgroup with those directly below it; False where something is still in it."""
+    try:
+        with open(f"{path}/cgroup.kill", "w", encoding="ascii") as kill:
+            kill.write("1")
+        names = [entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return True
+    try:
+        for name in names:
+            os.rmdir(f"{path}/{name}")
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def list_trees(base: str) -> list[str]:
+    """The instance ids of all executors' cgroups below `base`, living or dead."""
+    try:
+        with os.scandir(base) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX) and name != SUPERVISOR]
+
+
+def read_file(directory: int, name: str) -> str | None:
+    """The text of a file of an open cgroup directory, None where there is none."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    try:
+        text = b""
+        while piece := os.read(descriptor, 65536):
+            text += piece
+    except OSError:  # ENODEV, EOPNOTSUPP: the file is there but has nothing to say
+        return None
+    finally:
+        os.close(descriptor)
+    return text.decode("ascii", "replace")
+
+
+def write_file(directory: int, name: str, text: str) -> None:
+    """Writes a file of an open cgroup directory. Raises: OSError, which names the file and the value."""
+    try:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, f"{os.strerror(error.errno or 0)}, value {text!r}", name) from None
+
+
+def _no_cgroup(base: str, error: OSError) -> HostUnfit:
+    read_only = error.errno == 30
+    hint = (
+        "the cgroup file system is read-only here; in a container give it its own, writable one"
+        if read_only
+        else "start under a delegated cgroup: systemd-run --user --scope -p Delegate=yes -- COMMAND"
+    )
+    return HostUnfit(f"no cgroup can be made in {base!r}: {error.strerror}", feature="cgroup.delegation", hint=hint)
+
+
+def _is_delegated(path: str) -> bool:
+    """True where systemd says that this cgroup is ours to divide (Delegate=yes sets an extended attribute)."""
+    for name in ("user.delegate", "trusted.delegate"):
+        try:
+            if os.getxattr(path, name) == b"1":
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _topmost(own: str) -> str:
+    """The topmost cgroup of the hierarchy that is in sight: the mount point, which has no cgroup.type when it is the real root."""
+    top = own
+    while os.path.exists(f"{os.path.dirname(top)}/cgroup.procs"):
+        top = os.path.dirname(top)
+    return top
+
+
+def _flat(text: str) -> dict[str, int]:
+    """A "flat keyed" file: one `name value` a line."""
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _io_totals(text: str | None) -> tuple[int | None, int | None]:
+    if text is None:
+        return None, None
+    totals = {"rbytes": 0, "wbytes": 0}
+    for field in text.split():
+        name, _, value = field.partition("=")
+        if name in totals and value.isdigit():
+            totals[name] += int(value)
+    return totals["rbytes"], totals["wbytes"]
+
+
+def _seconds(microseconds: int | None) -> float | None:
+    return None if microseconds is None else microseconds / 1e6
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text is not None and text.strip().isdigit() else None
+
+
+def _text(value: int | None) -> str | None:
+    return None if value is None else str(value)

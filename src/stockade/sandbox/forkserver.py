@@ -1,0 +1,241 @@
+"""The fork server: one exec'd, single-threaded program that clones every init and holds every job's life.
+
+It is started early with an empty environment, imports the standard library and python-prctl only, and works through one socket.
+Requests and answers are datagrams of `protocol`, descriptors come by SCM_RIGHTS:
+
+    filter   {"name", "program"}                            keeps a compiled seccomp profile
+    probe    + a scratch cgroup                             -> probed {"into_cgroup"}
+    launch   {"job", "uid_map", "gid_map", "stdin"} + body memfd, report socket, cgroup, cgroup.procs, stdout, stderr[, stdin]
+               -> launched {"job", "pid"} + pidfd, or refused {"job", "step", "call", "path", "errno"}
+             and later ended {"job", "killed"}              its init has been reaped
+
+It ends, and every job with it, when the socket reports end of file or the executor's process is gone: each init has SIGKILL as
+its parent-death signal and a pidfd of the fork server, and is killed by its pidfd besides.
+"""
+
+from __future__ import annotations
+
+import base64
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import prctl
+
+from stockade.sandbox import init, mounts, namespaces, protocol, rootfs, syscalls
+from stockade.sandbox.syscalls import KernelError
+
+# No job ever needs these; as root they are taken out of the fork server's own mount namespace.
+UNNEEDED_KINDS = frozenset(
+    [
+        "autofs",
+        "binfmt_misc",
+        "bpf",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "debugfs",
+        "efivarfs",
+        "fusectl",
+        "hugetlbfs",
+        "mqueue",
+        "nsfs",
+        "pstore",
+        "rpc_pipefs",
+        "securityfs",
+        "selinuxfs",
+        "sysfs",
+        "tracefs",
+    ]
+)
+OOM_SCORE = 500
+READY, PROBED, LAUNCHED, REFUSED, ENDED = "ready", "probed", "launched", "refused", "ended"
+_PROBE_ALIVE = 42
+
+
+class ForkServer:
+    """The state of the program: which filters it knows and which inits live."""
+
+    def __init__(self, channel: socket.socket, executor: int, *, is_root: bool) -> None:
+        self._channel = channel
+        self._executor = executor  # pidfd of the executor's process
+        self._is_root = is_root
+        self._filters: dict[str, bytes] = {}
+        self._inits: dict[int, tuple[str, int]] = {}  # pidfd -> (job, pid)
+        self._idmaps: dict[tuple[int, int, int], int] = {}  # (uid outside, gid outside, first id of the job) -> user namespace
+        self._self = os.pidfd_open(os.getpid())
+        self._poll = select.poll()
+        self._into_cgroup = True
+
+    def serve(self) -> NoReturn:
+        """Answers requests until the executor is gone."""
+        for descriptor in (self._channel.fileno(), self._executor):
+            self._poll.register(descriptor, select.POLLIN)
+        gc.collect()
+        gc.freeze()  # a collection in a child would copy every page that it touches
+        protocol.send(self._channel, protocol.encode(READY, pid=os.getpid()))
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._inits:
+                    self._reap(descriptor)
+                elif descriptor == self._executor:
+                    self._end()
+                else:
+                    self._answer()
+
+    def _answer(self) -> None:
+        data, descriptors = protocol.receive(self._channel)
+        if not data:
+            self._end()
+        try:
+            message = protocol.decode(data)
+            if message["is"] == "filter":
+                self._filters[message["name"]] = base64.b64decode(message["program"])
+            elif message["is"] == "launch":
+                self._launch(message, descriptors)
+            elif message["is"] == "probe":
+                self._probe(descriptors[0])
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _launch(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        job, step = message["job"], "request"
+        sources: list[int | None] | None = None
+        try:
+            body, report, cgroup, cgroup_procs, stdout, stderr, *stdin = descriptors
+            spec = protocol.read_body(body)
+            step = "mounts"
+            if self._is_root:
+                first_id = message["uid_map"][1]
+                sources = rootfs.open_binds(spec["mounts"], lambda uid, gid: self._idmap(uid, gid, first_id, spec))
+            request = init.Request(
+                spec=spec,
+                filter_program=self._filters[spec["seccomp"]],
+                has_range=self._is_root,
+                sources=sources,
+                report=socket.socket(fileno=os.dup(report)),
+                stdio=(stdin[0] if stdin else None, stdout, stderr),
+                lifeline=self._self,
+                join_cgroup=None if self._into_cgroup else cgroup_procs,
+            )
+            step = "clone"
+            pid, pidfd = self._clone(request, message, cgroup)
+            request.report.close()
+        except OSError as error:
+            call = getattr(error, "call", "system call")
+            path = None if error.filename is None else os.fsdecode(error.filename)
+            answer = protocol.encode(REFUSED, job=job, step=step, call=call, path=path, errno=error.errno)
+            protocol.send(self._channel, answer)
+            return
+        finally:
+            for tree in filter(None, sources or ()):
+                os.close(tree)
+        self._inits[pidfd] = (job, pid)
+        self._poll.register(pidfd, select.POLLIN)
+        protocol.send(self._channel, protocol.encode(LAUNCHED, job=job, pid=pid), (pidfd,))
+
+    def _clone(self, request: init.Request, message: dict[str, Any], cgroup: int) -> tuple[int, int]:
+        """Clones init into its cgroup, gives it its ids, and lets it go."""
+        gate_read, gate_write = os.pipe2(os.O_CLOEXEC)
+        flags = syscalls.ALL_NAMESPACES | syscalls.CLONE_PIDFD | syscalls.CLONE_CLEAR_SIGHAND
+        if not self._into_cgroup:
+            flags &= ~syscalls.CLONE_NEWCGROUP  # made by init once it has joined, so that its root is the leaf
+        try:
+            pid, pidfd = syscalls.clone3(flags, cgroup=cgroup if self._into_cgroup else None)
+            if pid == 0:
+                self._be_init(request, gate_read, gate_write)
+            try:
+                namespaces.write_id_maps(pid, message["uid_map"], message["gid_map"], deny_setgroups=not self._is_root)
+                namespaces.raise_oom_score(pid, OOM_SCORE)
+                os.write(gate_write, b"g")
+            except OSError:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+                os.close(pidfd)
+                raise
+        finally:
+            os.close(gate_read)
+            os.close(gate_write)
+        return pid, pidfd
+
+    @staticmethod
+    def _be_init(request: init.Request, gate_read: int, gate_write: int) -> NoReturn:
+        try:
+            gc.disable()
+            os.close(gate_write)  # or the end of the fork server would never be noticed
+            init.main(request, gate_read)
+        except BaseException:
+            traceback.print_exc()  # a bug of ours; standard error is the executor's log
+            raise
+        finally:
+            os._exit(1)  # whatever happens, a child never goes on as a second fork server
+
+    def _probe(self, cgroup: int) -> None:
+        """Tries CLONE_INTO_CGROUP: where this process sits in a cgroup that was once killed, the child dies at birth."""
+        try:
+            pid, pidfd = syscalls.clone3(syscalls.CLONE_PIDFD | syscalls.CLONE_CLEAR_SIGHAND, cgroup=cgroup)
+        except KernelError:
+            self._into_cgroup = False
+        else:
+            if pid == 0:
+                os._exit(_PROBE_ALIVE)
+            ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+            os.close(pidfd)
+            self._into_cgroup = ended is not None and ended.si_status == _PROBE_ALIVE
+        protocol.send(self._channel, protocol.encode(PROBED, into_cgroup=self._into_cgroup))
+
+    def _idmap(self, uid: int, gid: int, first_id: int, spec: dict[str, Any]) -> int:
+        """The user namespace in which (uid, gid) outside is the job's own id; kept, since the same few come again."""
+        key = (uid, gid, first_id)
+        if key not in self._idmaps:
+            if len(self._idmaps) >= 64:
+                os.close(self._idmaps.pop(next(iter(self._idmaps))))
+            to_job = (first_id + spec["uid"], 1), (first_id + spec["gid"], 1)
+            self._idmaps[key] = namespaces.make_idmap((uid, *to_job[0]), (gid, *to_job[1]))
+        return self._idmaps[key]
+
+    def _reap(self, pidfd: int) -> None:
+        job, _ = self._inits.pop(pidfd)
+        self._poll.unregister(pidfd)
+        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        os.close(pidfd)
+        killed = ended is not None and ended.si_code != os.CLD_EXITED
+        try:
+            protocol.send(self._channel, protocol.encode(ENDED, job=job, killed=killed))
+        except BrokenPipeError:
+            self._end()
+
+    def _end(self) -> NoReturn:
+        for pidfd in self._inits:
+            try:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        os._exit(0)
+
+
+def main() -> NoReturn:
+    """Entry point: argv is the channel, the executor's pidfd, cgroup.procs of the server's own leaf, and the identity."""
+    channel_number, executor, own_cgroup = (int(text) for text in sys.argv[1:4])
+    is_root = sys.argv[4] == "range"
+    os.write(own_cgroup, b"0")
+    os.close(own_cgroup)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the executor's to handle; it reaches the whole terminal group
+    os.setsid()
+    if is_root:
+        prctl.set_dumpable(0)
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        # Slave, not private: a file system that the host unmounts must not be kept busy by us.
+        syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
+        mounts.detach_unneeded(UNNEEDED_KINDS)
+    os.chdir("/")
+    channel = socket.socket(fileno=channel_number)
+    os.set_inheritable(channel_number, False)
+    os.set_inheritable(executor, False)
+    ForkServer(channel, executor, is_root=is_root).serve()

@@ -1,0 +1,269 @@
+"""Pid 1 of a job: builds the root, gives up all power, starts the command, reaps, relays signals, reports how it ended.
+
+`main` is the order of isolation, read from top to bottom. Each step is announced on the channel before it is tried; a step that
+fails is reported with the call, the path and the errno, and init goes away with everything it made.
+
+When the command ends, its wait status is reported before anything else, and then init exits: the kernel kills every process that
+is left in the pid namespace (pid_namespaces(7)). Init goes the same way when the fork server is gone, which a pidfd of it tells
+even where the parent-death signal was missed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from fcntl import F_DUPFD_CLOEXEC, fcntl
+from types import TracebackType
+from typing import Any, NoReturn
+
+from stockade.errors import Protocol
+from stockade.sandbox import mounts, namespaces, privileges, protocol, rootfs, syscalls
+
+EXEC_FAILED = 127
+_CHANNEL = 3  # where the command's process keeps its close-on-exec pipe
+
+
+class Channel:
+    """Init's end of the report socket; knows the step that is under way."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._step = "start"
+
+    def say(self, kind: str, **fields: Any) -> None:
+        self.connection.send(protocol.encode(kind, **fields))
+
+    def step(self, name: str) -> Channel:
+        self._step = name
+        self.say(protocol.STEP, name=name)
+        return self
+
+    def fail(self, error: OSError) -> None:
+        call = getattr(error, "call", "system call")
+        path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
+        shown = path.encode("utf-8", "backslashreplace").decode()[:1024] if path is not None else None
+        self.say(protocol.FAILED, step=self._step, call=call, path=shown, errno=error.errno)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, OSError):
+            self.fail(error)
+            os._exit(1)
+
+
+class Request:
+    """What the fork server hands over: the plan, and the descriptors that belong to this job."""
+
+    def __init__(
+        self,
+        *,
+        spec: dict[str, Any],
+        filter_program: bytes,
+        has_range: bool,
+        sources: list[int | None] | None,
+        report: socket.socket,
+        stdio: tuple[int | None, int, int],
+        lifeline: int,
+        join_cgroup: int | None,
+    ) -> None:
+        self.spec = spec
+        self.filter_program = filter_program
+        self.has_range = has_range  # the job has host ids of its own (root), or only the caller's (rootless)
+        self.sources = sources  # detached binds, where the fork server could make them
+        self.report = report
+        self.stdio = stdio  # standard input (None: /dev/null), output and error
+        self.lifeline = lifeline  # a pidfd of the fork server
+        self.join_cgroup = join_cgroup  # cgroup.procs, where CLONE_INTO_CGROUP does not work on this host
+
+
+def main(request: Request, gate: int) -> NoReturn:
+    """Runs as the child of clone3 and never returns."""
+    spec, channel = request.spec, Channel(request.report)
+    with channel.step("gate"):
+        _wait_for_id_maps(gate)
+    with channel.step("cgroup"):
+        if request.join_cgroup is not None:
+            _join_cgroup(request.join_cgroup)
+    with channel.step("identity"):
+        namespaces.become_namespace_root(has_range=request.has_range)
+        privileges.die_with_parent()
+        _check_lifeline(request.lifeline)
+    with channel.step("session"):
+        os.setsid()
+        syscalls.join_new_session_keyring()
+    with channel.step("names"):
+        socket.sethostname(spec["hostname"])
+        if spec["loopback"]:
+            namespaces.bring_loopback_up()
+    with channel.step("mounts"):
+        os.umask(0)
+        syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+        sources = request.sources
+        if sources is None:
+            sources = rootfs.open_binds(spec["mounts"], None)
+        root = rootfs.build(spec["mounts"], sources)
+        os.umask(0o022)
+    with channel.step("pivot"):
+        rootfs.enter(root)
+        os.close(root)
+    with channel.step("signals"):
+        privileges.default_signals()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        children = syscalls.signalfd({signal.SIGCHLD})
+    with channel.step("privileges"):
+        privileges.drop_all(spec["uid"], spec["gid"], request.filter_program)
+    with channel.step("command"):
+        command, failure = _fork_command(request)
+    _close_all_but(request.report.fileno(), request.lifeline, children, failure)
+    _await_exec(channel, failure)
+    _supervise(channel, command, children, request.lifeline)
+
+
+def _wait_for_id_maps(gate: int) -> None:
+    if os.read(gate, 1) != b"g":
+        os._exit(1)  # the fork server is gone
+    os.close(gate)
+
+
+def _join_cgroup(descriptor: int) -> None:
+    os.write(descriptor, b"0")
+    os.close(descriptor)
+    syscalls.unshare(syscalls.CLONE_NEWCGROUP)
+
+
+def _check_lifeline(lifeline: int) -> None:
+    """The parent may have died before the parent-death signal was set; getppid() is 0 in a new pid namespace and says nothing."""
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    if poll.poll(0):
+        os._exit(1)
+
+
+def _fork_command(request: Request) -> tuple[int, int]:
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()  # noqa: TID251 - the one program that forks; it has one thread
+    if pid == 0:
+        os.close(read_end)
+        _become_command(request, write_end)
+    os.close(write_end)
+    return pid, read_end
+
+
+def _become_command(request: Request, failure: int) -> NoReturn:
+    """The command's process, up to exec. What goes wrong is written to the close-on-exec pipe `failure`."""
+    spec = request.spec
+    call, path = "setsid", None
+    try:
+        os.setsid()
+        stdin, stdout, stderr = request.stdio
+        call, path = "open", "/dev/null"
+        if stdin is None:
+            stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        call, path = "dup2", None
+        _place_descriptors(stdin, stdout, stderr, failure)
+        call, path = "chdir", spec["cwd"]
+        os.chdir(os.fsencode(spec["cwd"]))
+        if os.fsencode(os.getcwd()) != os.fsencode(spec["cwd"]):
+            raise OSError(mounts.ESTALE, "the working directory is not where it should be")
+        call = "setrlimit"
+        privileges.set_limits(spec["rlimits"])
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        call, path = "execve", spec["executable"]
+        environment = dict(os.fsencode(entry).split(b"=", 1) for entry in spec["env"])
+        os.execve(os.fsencode(path), [os.fsencode(argument) for argument in spec["argv"]], environment)  # noqa: TID251
+    except OSError as error:
+        shown = getattr(error, "call", call)
+        os.write(_CHANNEL, protocol.encode(protocol.FAILED, call=shown, errno=error.errno))
+    finally:
+        os._exit(EXEC_FAILED)
+
+
+def _place_descriptors(stdin: int, stdout: int, stderr: int, failure: int) -> None:
+    """Puts the three streams at 0 to 2 and the pipe at 3; in two passes, since a source may sit where another must go."""
+    high = [fcntl(descriptor, F_DUPFD_CLOEXEC, _CHANNEL + 1) for descriptor in (stdin, stdout, stderr, failure)]
+    for number, descriptor in enumerate(high):
+        os.dup2(descriptor, number, inheritable=number != _CHANNEL)
+    syscalls.close_range(_CHANNEL + 1)
+
+
+def _close_all_but(*kept: int) -> None:
+    """Init keeps its channels and nothing else; a copy of the command's pipes would keep them open after its end."""
+    first = 0
+    for descriptor in sorted(kept):
+        if descriptor > first:
+            syscalls.close_range(first, descriptor - 1)
+        first = descriptor + 1
+    syscalls.close_range(first)
+
+
+def _await_exec(channel: Channel, failure: int) -> None:
+    """End of file on the close-on-exec pipe means that the program has been executed."""
+    message = os.read(failure, protocol.MAX_MESSAGE)
+    os.close(failure)
+    if message:
+        report = protocol.decode(message)
+        channel.step("exec").say(protocol.FAILED, step="exec", call=report["call"], path=None, errno=report["errno"])
+        os._exit(1)
+    channel.say(protocol.STARTED)
+
+
+def _supervise(channel: Channel, command: int, children: int, lifeline: int) -> NoReturn:
+    """Reaps, relays and waits for the end of the command or of the fork server; every wait is a poll over descriptors."""
+    poll = select.poll()
+    for descriptor in (children, lifeline, channel.connection.fileno()):
+        poll.register(descriptor, select.POLLIN)
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if children in ready:
+            _drain(children)
+            _reap(channel, command)
+        if lifeline in ready:
+            os._exit(1)
+        if channel.connection.fileno() in ready:
+            _relay(channel)
+
+
+def _drain(children: int) -> None:
+    try:
+        while os.read(children, 4096):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def _reap(channel: Channel, command: int) -> None:
+    """Collects every dead child; the command's own status is reported at once, and then init goes and takes all with it."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if pid == command:
+            if os.WIFSIGNALED(status):
+                channel.say(protocol.ENDED, signal=os.WTERMSIG(status))
+            else:
+                channel.say(protocol.ENDED, code=os.WEXITSTATUS(status))
+            os._exit(0)
+
+
+def _relay(channel: Channel) -> None:
+    """Sends the wanted signal to every process of the job; a stopped one is woken up to see it."""
+    data = channel.connection.recv(protocol.MAX_MESSAGE)
+    if not data:
+        os._exit(1)  # the executor is gone
+    try:
+        number = int(protocol.decode(data)["signal"])
+    except (Protocol, KeyError, ValueError):
+        return
+    for each in (number, signal.SIGCONT) if number not in (signal.SIGSTOP, signal.SIGTSTP) else (number,):
+        try:
+            os.kill(-1, each)  # noqa: TID251 - -1 is the whole pid namespace, init excepted
+        except ProcessLookupError:
+            pass
+    channel.say(protocol.SIGNALLED, signal=number)

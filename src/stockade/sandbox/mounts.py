@@ -1,0 +1,161 @@
+"""Mount operations by descriptor: sources that cannot be swapped, attributes before attachment, targets inside our own root.
+
+A source is opened without following any link and must be the very inode that was admitted. Its copy gets all attributes while it is
+still detached, on every mount below it (AT_RECURSIVE): there is no moment at which it is writable. A target is resolved inside the
+new root without links, and made there where it is missing.
+
+Man pages: open_tree(2), mount_setattr(2), move_mount(2), openat2(2), mount_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from stockade.sandbox import syscalls
+from stockade.sandbox.syscalls import KernelError
+
+_RECURSIVE = syscalls.AT_EMPTY_PATH | syscalls.AT_RECURSIVE
+_NO_LINKS = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+_INSIDE = syscalls.RESOLVE_BENEATH | _NO_LINKS
+ESTALE = 116
+
+
+class SourceChanged(KernelError):
+    """A path that was admitted is now another file: it was swapped between the check and the mount."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("openat2", path, ESTALE)
+
+
+def open_source(path: str, device: int, inode: int) -> int:
+    """An O_PATH descriptor of the admitted host path.
+
+    Raises: SourceChanged; KernelError (ELOOP where a link has appeared on the way).
+    """
+    descriptor = syscalls.openat2(syscalls.AT_FDCWD, path, os.O_PATH, resolve=_NO_LINKS)
+    found = os.fstat(descriptor)
+    if (found.st_dev, found.st_ino) != (device, inode):
+        os.close(descriptor)
+        raise SourceChanged(path)
+    return descriptor
+
+
+def detach_copy(source: int, *, read_only: bool, device: bool = False, recursive: bool = True, idmap: int | None = None) -> int:
+    """A detached copy of the mount at `source` with its attributes set; `idmap` is a user namespace for an idmapped mount."""
+    depth = syscalls.AT_RECURSIVE if recursive else 0
+    tree = syscalls.open_tree(source, "", syscalls.OPEN_TREE_CLONE | syscalls.AT_EMPTY_PATH | depth)
+    add = syscalls.MOUNT_ATTR_NOSUID
+    if not device:
+        add |= syscalls.MOUNT_ATTR_NODEV
+    if read_only:
+        add |= syscalls.MOUNT_ATTR_RDONLY
+    if idmap is not None:
+        add |= syscalls.MOUNT_ATTR_IDMAP
+    try:
+        syscalls.mount_setattr(tree, "", syscalls.AT_EMPTY_PATH | depth, add=add, propagation=syscalls.MS_PRIVATE, userns=idmap)
+    except BaseException:
+        os.close(tree)
+        raise
+    return tree
+
+
+def attach(tree: int, root: int, target: str) -> None:
+    """Attaches a detached mount at `target` (absolute, inside) and closes the descriptor."""
+    try:
+        place = target_of(root, target, directory=stat.S_ISDIR(os.fstat(tree).st_mode))
+        try:
+            syscalls.move_mount(tree, place, "")
+        except KernelError as error:
+            raise KernelError("move_mount", target, error.errno or 0) from None
+        finally:
+            os.close(place)
+    finally:
+        os.close(tree)
+
+
+def target_of(root: int, target: str, *, directory: bool) -> int:
+    """An O_PATH descriptor of a mount point inside the root; missing components are made, links are refused."""
+    relative = target.lstrip("/")
+    try:
+        return syscalls.openat2(root, relative, os.O_PATH, resolve=_INSIDE)
+    except FileNotFoundError:
+        pass
+    parent_path, _, name = relative.rpartition("/")
+    parent = make_directories(root, parent_path)
+    try:
+        if directory:
+            os.mkdir(name, 0o755, dir_fd=parent)
+        else:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444, dir_fd=parent))
+    finally:
+        os.close(parent)
+    return syscalls.openat2(root, relative, os.O_PATH, resolve=_INSIDE)
+
+
+def make_directories(root: int, path: str, mode: int = 0o755) -> int:
+    """An O_PATH descriptor of a directory inside the root, made with its parents where missing; links are refused."""
+    current = syscalls.openat2(root, ".", os.O_PATH | os.O_DIRECTORY, resolve=_INSIDE)
+    for name in filter(None, path.split("/")):
+        try:
+            try:
+                below = syscalls.openat2(current, name, os.O_PATH | os.O_DIRECTORY, resolve=_INSIDE)
+            except FileNotFoundError:
+                os.mkdir(name, mode, dir_fd=current)
+                below = syscalls.openat2(current, name, os.O_PATH | os.O_DIRECTORY, resolve=_INSIDE)
+        finally:
+            os.close(current)
+        current = below
+    return current
+
+
+def exists(root: int, path: str) -> bool:
+    """True where `path` resolves inside the root, links followed."""
+    flags = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
+    try:
+        os.close(syscalls.openat2(root, path.lstrip("/"), os.O_PATH, resolve=flags))
+    except OSError:
+        return False
+    return True
+
+
+def mount_at(root: int, target: str, fstype: str, flags: int, data: str) -> None:
+    """Mounts a new file system at a directory inside the root (made where missing)."""
+    place = target_of(root, target, directory=True)
+    try:
+        syscalls.mount(fstype, f"/proc/self/fd/{place}", fstype, flags, data)
+    except KernelError as error:
+        raise KernelError(error.call, target, error.errno or 0) from None
+    finally:
+        os.close(place)
+
+
+def make_read_only(root: int, target: str) -> None:
+    """Makes one mount (not those below it) read-only."""
+    place = syscalls.openat2(root, target.lstrip("/") or ".", os.O_PATH, resolve=_INSIDE)
+    try:
+        syscalls.mount_setattr(place, "", syscalls.AT_EMPTY_PATH, add=syscalls.MOUNT_ATTR_RDONLY)
+    finally:
+        os.close(place)
+
+
+def detach_unneeded(kinds: frozenset[str]) -> None:
+    """Unmounts, deepest first, whatever is of a kind that no job needs; for a mount namespace of our own.
+
+    A clone copies the whole mount table, so each mount that goes makes every job cheaper. A mount that cannot go stays.
+    """
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        rows = [line.split() for line in table]
+    for row in reversed(rows):
+        kind = row[row.index("-") + 1]
+        if kind in kinds:
+            try:
+                syscalls.umount2(_unescape(row[4]), syscalls.MNT_DETACH)
+            except KernelError:
+                pass  # busy, or covered by another: harmless, merely one mount more to copy
+
+
+def _unescape(path: str) -> str:
+    r"""A path as mountinfo writes it, with \040 for a space and so on (proc_pid_mountinfo(5))."""
+    head, *rest = path.split("\\")
+    return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)

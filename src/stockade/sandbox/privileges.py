@@ -1,0 +1,103 @@
+"""Giving up power for good, and proof of it: capabilities, securebits, no_new_privs, the filter, descriptors.
+
+Man pages: capabilities(7), prctl(2), seccomp(2), close_range(2).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+
+import prctl
+
+from stockade.sandbox import syscalls
+
+# NOROOT, NO_SETUID_FIXUP, KEEP_CAPS (off) and NO_CAP_AMBIENT_RAISE, each with its lock bit (linux/securebits.h).
+LOCKED_SECUREBITS = 0b11101111
+UNMAPPED_ID = 65534
+_CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+
+
+class StillPrivileged(OSError):
+    """What was dropped is still there: the kernel's own report does not show the state that was asked for."""
+
+    call = "read back"
+
+
+def die_with_parent() -> None:
+    """Asks for SIGKILL when the parent's thread ends; a fork and any change of ids clear this, so it is asked for again."""
+    prctl.set_pdeathsig(signal.SIGKILL)
+
+
+def refuse_inspection() -> None:
+    """Makes this process non-dumpable: a job with the same uid can neither trace it nor read its /proc entries."""
+    prctl.set_dumpable(0)
+
+
+def drop_all(uid: int, gid: int, filter_program: bytes) -> None:
+    """Becomes the job's user without any capability, under the filter, for good; then reads it all back.
+
+    The bounding set is emptied before capset (it needs CAP_SETPCAP) and the ids change before it, because with NO_SETUID_FIXUP
+    locked the kernel drops nothing by itself.
+
+    Raises: KernelError; StillPrivileged, where /proc/self/status disagrees.
+    """
+    syscalls.clear_ambient_capabilities()
+    _empty_bounding_set()
+    syscalls.set_securebits(LOCKED_SECUREBITS)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    syscalls.clear_capabilities()
+    refuse_inspection()
+    die_with_parent()
+    prctl.set_no_new_privs(1)
+    syscalls.seccomp_set_filter(filter_program)
+    _verify(uid, gid)
+
+
+def _empty_bounding_set() -> None:
+    capability = 0
+    while True:
+        try:
+            syscalls.drop_bounding_capability(capability)
+        except OSError:  # EINVAL: past the last capability that this kernel knows; anything else is found by _verify
+            return
+        capability += 1
+
+
+def _verify(uid: int, gid: int) -> None:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        fields = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
+    wrong = [name for name in _CAPABILITY_SETS if int(fields[name], 16) != 0]
+    if fields["NoNewPrivs"] != "1":
+        wrong.append("NoNewPrivs")
+    if fields["Seccomp"] != "2":
+        wrong.append("Seccomp")
+    if fields["Uid"].split() != [str(uid)] * 4 or fields["Gid"].split() != [str(gid)] * 4:
+        wrong.append("Uid or Gid")
+    # Rootless, setgroups(2) is denied: what the caller had is left, and shows as unmapped.
+    if any(group != UNMAPPED_ID for group in os.getgroups()):
+        wrong.append("Groups")
+    if syscalls.get_securebits() != LOCKED_SECUREBITS:
+        wrong.append("securebits")
+    if wrong:
+        raise StillPrivileged(1, f"not dropped: {', '.join(wrong)}", "/proc/self/status")
+
+
+def set_limits(limits: list[list[object]]) -> None:
+    """Sets each [name, value] of getrlimit(2), soft and hard alike."""
+    for name, value in limits:
+        number = getattr(resource, f"RLIMIT_{name}")
+        try:
+            resource.setrlimit(number, (value, value))  # type: ignore[arg-type]  # wire form: checked by the kernel
+        except (OSError, ValueError) as error:
+            raise syscalls.KernelError("setrlimit", f"RLIMIT_{name}", getattr(error, "errno", None) or 1) from None
+
+
+def default_signals() -> None:
+    """Nothing blocked and nothing ignored: CLONE_CLEAR_SIGHAND leaves ignored signals ignored, and Python ignores two."""
+    for number in signal.valid_signals():
+        if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -1,0 +1,198 @@
+"""The job's root: a small tmpfs that we make, filled by the plan's operations, pivoted into, then read-only.
+
+The old root is detached at the very end: a fresh procfs may be mounted only while an unmasked one is still in sight
+(`mount_too_revealing` in the kernel), and devices and sources are taken from it.
+
+Man pages: pivot_root(2), tmpfs(5), devpts in mount(8), proc(5).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from typing import Any
+
+from stockade.sandbox import mounts, namespaces, syscalls
+from stockade.sandbox.syscalls import KernelError
+
+_TMPFS_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV
+_ROOT_OPTIONS = "size=4194304,nr_inodes=4096,mode=0755"  # mount points only; the job cannot write here
+# Where the new root is put until we pivot; any directory does, since this mount namespace is ours alone.
+_STAGES = ("/tmp", "/mnt", "/run")
+
+# name: (major, minor) as Documentation/admin-guide/devices.txt has them.
+DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
+_DEVICE_LINKS = (
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+)
+
+# Kernel memory, keys and timers of the whole host; files are covered by /dev/null and directories by an empty tmpfs.
+PROC_MASKED = ("kcore", "keys", "key-users", "timer_list", "latency_stats", "sched_debug", "kmsg", "kpagecount", "kpageflags",
+               "kpagecgroup", "acpi", "asound", "scsi")  # fmt: skip
+PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs")
+
+
+def build(operations: list[list[Any]], sources: list[int | None]) -> int:
+    """Makes the root and runs every operation in it; returns a descriptor of it, not yet pivoted into.
+
+    `sources` holds, for each operation that is a bind, its detached copy (see `open_binds`).
+    """
+    stage = next((path for path in _STAGES if os.path.isdir(path)), None)
+    if stage is None:
+        raise KernelError("mount", "/tmp", 2)
+    syscalls.mount("tmpfs", stage, "tmpfs", _TMPFS_FLAGS, _ROOT_OPTIONS)
+    root = os.open(stage, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for operation, source in zip(operations, sources, strict=True):
+        if source is not None:
+            mounts.attach(source, root, operation[1])
+        else:
+            _MAKE[operation[0]](root, operation)
+    _seal_proc(root)
+    return root
+
+
+def open_binds(operations: list[list[Any]], idmap: Callable[[int, int], int] | None) -> list[int | None]:
+    """A detached copy for every bind of the plan, None for the other operations.
+
+    Runs where the host's paths can be reached: in the fork server as root, in init when rootless. `idmap` gives the user
+    namespace by which files of (uid, gid) outside are the job's inside.
+    """
+    trees: list[int | None] = []
+    for operation in operations:
+        if operation[0] != "bind":
+            trees.append(None)
+            continue
+        _, _, source, access, device, inode, owner = operation
+        descriptor = mounts.open_source(source, device, inode)
+        try:
+            userns = idmap(*owner) if idmap is not None and owner is not None else None
+            trees.append(mounts.detach_copy(descriptor, read_only=access == "ro", idmap=userns))
+        except KernelError as error:
+            for tree in filter(None, trees):
+                os.close(tree)
+            raise KernelError(error.call, source, error.errno or 0) from None
+        finally:
+            os.close(descriptor)
+    return trees
+
+
+def enter(root: int) -> None:
+    """Pivots into the root, detaches the host's, and makes what is left of ours read-only."""
+    os.fchdir(root)
+    syscalls.pivot_root(".", ".")
+    # The old root now lies on top of the new one at "/".
+    syscalls.mount(None, ".", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.umount2(".", syscalls.MNT_DETACH)
+    os.chdir("/")
+    syscalls.mount_setattr(syscalls.AT_FDCWD, "/", 0, add=syscalls.MOUNT_ATTR_RDONLY)
+
+
+def _tmpfs(root: int, operation: list[Any]) -> None:
+    _, target, size, inodes, mode, owner = operation
+    ids = ",uid={},gid={}".format(*owner) if owner else ""
+    mounts.mount_at(root, target, "tmpfs", _TMPFS_FLAGS, f"size={size},nr_inodes={inodes},mode={mode:o}{ids}")
+
+
+def _directory(root: int, operation: list[Any]) -> None:
+    _, target, mode = operation
+    os.close(mounts.make_directories(root, target, mode))
+
+
+def _symlink(root: int, operation: list[Any]) -> None:
+    _, target, points_to = operation
+    if mounts.exists(root, target):
+        return
+    parent_path, _, name = target.rpartition("/")
+    parent = mounts.make_directories(root, parent_path)
+    try:
+        os.symlink(points_to, name, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def _devices(root: int, operation: list[Any]) -> None:
+    _, target, shm_size, shm_inodes = operation
+    mounts.mount_at(root, target, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "size=65536,nr_inodes=64,mode=0755")
+    for name, numbers in DEVICES.items():
+        mounts.attach(_device(name, numbers), root, f"{target}/{name}")
+    place = mounts.make_directories(root, target)
+    try:
+        for name, points_to in _DEVICE_LINKS:
+            os.symlink(points_to, name, dir_fd=place)
+    finally:
+        os.close(place)
+    flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
+    mounts.mount_at(root, f"{target}/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620")
+    shm = f"size={shm_size},nr_inodes={shm_inodes},mode=1777"
+    mounts.mount_at(root, f"{target}/shm", "tmpfs", _TMPFS_FLAGS | syscalls.MS_NOEXEC, shm)
+    mounts.make_read_only(root, target)
+
+
+def _device(name: str, numbers: tuple[int, int]) -> int:
+    """A detached bind of a host device that is what its name says (CVE-2025-31133: /dev/null was something else)."""
+    path = f"/dev/{name}"
+    source = syscalls.openat2(syscalls.AT_FDCWD, path, os.O_PATH, resolve=syscalls.RESOLVE_NO_SYMLINKS)
+    try:
+        found = os.fstat(source)
+        if not stat.S_ISCHR(found.st_mode) or (os.major(found.st_rdev), os.minor(found.st_rdev)) != numbers:
+            raise KernelError("fstat", path, 19)  # ENODEV
+        return mounts.detach_copy(source, read_only=False, device=True, recursive=False)
+    finally:
+        os.close(source)
+
+
+def _proc(root: int, operation: list[Any]) -> None:
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    mounts.mount_at(root, operation[1], "proc", flags, "hidepid=invisible")
+
+
+def _seal_proc(root: int) -> None:
+    """Forbids namespaces below ours, then covers the kernel's controls; last of all, because a detached mount is a namespace too.
+
+    open_tree(2) with OPEN_TREE_CLONE counts against max_mnt_namespaces, so every copy is made before that becomes 0, and
+    /proc/sys can no longer be written once it has been covered.
+    """
+    proc = syscalls.openat2(root, "proc", os.O_PATH | os.O_DIRECTORY, resolve=syscalls.RESOLVE_BENEATH)
+    covers: list[tuple[str, int]] = []
+    try:
+        covers += ((name, _read_only_copy(proc, name)) for name in PROC_READ_ONLY if mounts.exists(proc, name))
+        masked = [name for name in PROC_MASKED if mounts.exists(proc, name)]
+        directories = [name for name in masked if _is_directory(proc, name)]
+        covers += ((name, _device("null", DEVICES["null"])) for name in masked if name not in directories)
+        namespaces.forbid_nested_namespaces(proc)
+        for name in directories:
+            flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+            mounts.mount_at(proc, name, "tmpfs", flags, "size=4096,nr_inodes=2,mode=0555")
+        while covers:
+            name, tree = covers.pop()
+            mounts.attach(tree, proc, name)
+    finally:
+        for _, tree in covers:
+            os.close(tree)
+        os.close(proc)
+
+
+def _read_only_copy(proc: int, name: str) -> int:
+    source = syscalls.openat2(proc, name, os.O_PATH, resolve=syscalls.RESOLVE_BENEATH)
+    try:
+        return mounts.detach_copy(source, read_only=True, recursive=False)
+    finally:
+        os.close(source)
+
+
+def _is_directory(proc: int, name: str) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=proc, follow_symlinks=False).st_mode)
+
+
+_MAKE: dict[str, Callable[[int, list[Any]], None]] = {
+    "tmpfs": _tmpfs,
+    "dir": _directory,
+    "symlink": _symlink,
+    "dev": _devices,
+    "proc": _proc,
+}
