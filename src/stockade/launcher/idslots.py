@@ -38,15 +38,15 @@ class IdSlots:
                 hint=f"make {directory!r} writable for root",
             ) from None
         self._held: set[int] = set()
-        self._next = os.getpid() % SLOTS  # so that executors rarely try the same ones
+        self._first = os.getpid() % SLOTS  # so that executors rarely try the same ones
 
     def take(self) -> int:
         """The number of a free slot. Raises: TooManyJobs, where every slot of this host is taken."""
+        # Always the first free one: the fork server keeps what it has made for a slot.
         for step in range(SLOTS):
-            slot = (self._next + step) % SLOTS
+            slot = (self._first + step) % SLOTS
             if slot not in self._held and self._lock(slot, fcntl.F_WRLCK):
                 self._held.add(slot)
-                self._next = slot + 1
                 return slot
         raise TooManyJobs(f"all {SLOTS} ranges of host ids are taken", hint="wait for a job to end")
 

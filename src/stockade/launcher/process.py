@@ -29,9 +29,9 @@ _HINTS = {
 class ProcessTree:
     """The init of one job and all that descends from it, from clone to the last process's end."""
 
-    def __init__(self, *, pidfd: int, report: socket.socket, leaf: Leaf) -> None:
+    def __init__(self, *, pidfd: int, report: socket.socket, request: int, leaf: Leaf) -> None:
         self.leaf = leaf
-        self.step = "clone"
+        self._request = request
         self._loop = asyncio.get_running_loop()
         self._pidfd = pidfd
         self._report = report
@@ -98,7 +98,11 @@ class ProcessTree:
         self._report.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
-            self._pidfd = -1
+            os.close(self._request)
+            self._pidfd = self._request = -1
+
+    def _step(self) -> str:
+        return protocol.read_step(self._request)
 
     def _read_report(self) -> None:
         while True:
@@ -115,16 +119,15 @@ class ProcessTree:
             except (Protocol, KeyError, TypeError, ValueError, OSError) as error:
                 # Init is the job's neighbour: nonsense from it ends the job, never us.
                 self._loop.remove_reader(self._report.fileno())
-                self._refused = LaunchFailed(step=self.step, call="report", path=None, errno=None, hint=f"init broke its protocol: {error}")
+                self._refused = LaunchFailed(
+                    step=self._step(), call="report", path=None, errno=None, hint=f"init broke its protocol: {error}"
+                )
                 self.leaf.kill()
                 return
 
     def _take(self, message: dict[str, Any]) -> None:
         match message["is"]:
-            case protocol.STEP:
-                self.step = str(message["name"])[:64]
             case protocol.STARTED:
-                self.step = "running"
                 if not self._started.done():
                     self._started.set_result(None)
             case protocol.FAILED:
@@ -143,7 +146,7 @@ class ProcessTree:
         self._ended.set()
         if not self._started.done():
             error = self._refused or LaunchFailed(
-                step=self.step, call="init", path=None, errno=None, hint="init was killed before the program could start"
+                step=self._step(), call="init", path=None, errno=None, hint="init was killed before the program could start"
             )
             if self._status is not None:
                 self._started.set_result(None)
@@ -185,7 +188,6 @@ async def wait_empty(leaf: Leaf, bound: float) -> None:
     # kernfs files are always "readable"; only POLLPRI says that something changed, and asyncio cannot ask for it by itself.
     with select.epoll() as epoll:
         epoll.register(events, select.EPOLLPRI | select.EPOLLET)
-
 
         def on_change() -> None:
             epoll.poll(0)

@@ -99,12 +99,12 @@ class ForkServer:
         Raises: LaunchFailed; Closed, where the fork server is gone. `leaf` stays the caller's.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        opened: list[int] = []
+        request, cgroup_procs = protocol.write_body(spec.wire()), -1
         answer: asyncio.Future[int] = self._loop.create_future()
         self._answers[job] = answer
         try:
-            opened += (protocol.write_body(spec.wire()), leaf.open_procs())
-            descriptors: tuple[int, ...] = (opened[0], theirs.fileno(), leaf.directory, opened[1], stdio.stdout, stdio.stderr)
+            cgroup_procs = leaf.open_procs()
+            descriptors: tuple[int, ...] = (request, theirs.fileno(), leaf.directory, cgroup_procs, stdio.stdout, stdio.stderr)
             if stdio.stdin is not None:
                 descriptors += (stdio.stdin,)
             await self._send(protocol.encode("launch", job=job, uid_map=uid_map, gid_map=gid_map), descriptors)
@@ -112,6 +112,7 @@ class ForkServer:
                 pidfd = await answer
         except BaseException as error:
             ours.close()
+            os.close(request)
             if isinstance(error, TimeoutError):
                 leaf.kill()
                 raise LaunchFailed(step="clone", call="fork server", path=None, errno=110, hint="the host is overloaded") from None
@@ -119,9 +120,9 @@ class ForkServer:
         finally:
             self._answers.pop(job, None)
             theirs.close()
-            for descriptor in opened:
-                os.close(descriptor)
-        return ProcessTree(pidfd=pidfd, report=ours, leaf=leaf)
+            if cgroup_procs >= 0:
+                os.close(cgroup_procs)
+        return ProcessTree(pidfd=pidfd, report=ours, request=request, leaf=leaf)
 
     async def close(self) -> None:
         """Ends the fork server, and with it every job that still runs; waits for its end."""

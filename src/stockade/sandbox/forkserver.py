@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 import prctl
 
-from stockade.sandbox import init, mounts, namespaces, protocol, rootfs, syscalls
+from stockade.sandbox import init, mounts, namespaces, privileges, protocol, rootfs, syscalls
 from stockade.sandbox.syscalls import KernelError
 
 # No job ever needs these; as root they are taken out of the fork server's own mount namespace.
@@ -89,7 +89,10 @@ class ForkServer:
                     self._answer()
 
     def _answer(self) -> None:
-        data, descriptors = protocol.receive(self._channel)
+        try:
+            data, descriptors = protocol.receive(self._channel)
+        except ConnectionResetError:  # the executor went away with something of ours unread
+            data = b""
         if not data:
             self._end()
         try:
@@ -119,6 +122,7 @@ class ForkServer:
                 filter_program=self._filters[spec["seccomp"]],
                 has_range=self._is_root,
                 sources=sources,
+                body=body,
                 report=socket.socket(fileno=os.dup(report)),
                 stdio=(stdin[0] if stdin else None, stdout, stderr),
                 lifeline=self._self,
@@ -226,8 +230,8 @@ def main() -> NoReturn:
     is_root = sys.argv[4] == "range"
     os.write(own_cgroup, b"0")
     os.close(own_cgroup)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the executor's to handle; it reaches the whole terminal group
-    os.setsid()
+    os.setsid()  # Ctrl-C is the executor's to handle
+    privileges.default_signals()
     if is_root:
         prctl.set_dumpable(0)
         syscalls.unshare(syscalls.CLONE_NEWNS)

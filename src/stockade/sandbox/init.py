@@ -14,30 +14,28 @@ import os
 import select
 import signal
 import socket
-from fcntl import F_DUPFD_CLOEXEC, fcntl
+from errno import ESTALE
 from types import TracebackType
 from typing import Any, NoReturn
 
 from stockade.errors import Protocol
-from stockade.sandbox import mounts, namespaces, privileges, protocol, rootfs, syscalls
-
-EXEC_FAILED = 127
-_CHANNEL = 3  # where the command's process keeps its close-on-exec pipe
+from stockade.sandbox import namespaces, privileges, protocol, rootfs, syscalls
 
 
 class Channel:
-    """Init's end of the report socket; knows the step that is under way."""
+    """Init's end of the report socket; also marks the step that is under way where the executor can read it."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, marker: int) -> None:
         self.connection = connection
+        self._marker = marker
         self._step = "start"
 
     def say(self, kind: str, **fields: Any) -> None:
-        self.connection.send(protocol.encode(kind, **fields))
+        protocol.send(self.connection, protocol.encode(kind, **fields))
 
     def step(self, name: str) -> Channel:
         self._step = name
-        self.say(protocol.STEP, name=name)
+        protocol.mark_step(self._marker, name)
         return self
 
     def fail(self, error: OSError) -> None:
@@ -65,6 +63,7 @@ class Request:
         filter_program: bytes,
         has_range: bool,
         sources: list[int | None] | None,
+        body: int,
         report: socket.socket,
         stdio: tuple[int | None, int, int],
         lifeline: int,
@@ -74,6 +73,7 @@ class Request:
         self.filter_program = filter_program
         self.has_range = has_range  # the job has host ids of its own (root), or only the caller's (rootless)
         self.sources = sources  # detached binds, where the fork server could make them
+        self.body = body  # the memfd of the request; its head says which step is under way
         self.report = report
         self.stdio = stdio  # standard input (None: /dev/null), output and error
         self.lifeline = lifeline  # a pidfd of the fork server
@@ -82,7 +82,7 @@ class Request:
 
 def main(request: Request, gate: int) -> NoReturn:
     """Runs as the child of clone3 and never returns."""
-    spec, channel = request.spec, Channel(request.report)
+    spec, channel = request.spec, Channel(request.report, request.body)
     with channel.step("gate"):
         _wait_for_id_maps(gate)
     with channel.step("cgroup"):
@@ -111,15 +111,18 @@ def main(request: Request, gate: int) -> NoReturn:
         rootfs.enter(root)
         os.close(root)
     with channel.step("signals"):
-        privileges.default_signals()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         children = syscalls.signalfd({signal.SIGCHLD})
     with channel.step("privileges"):
         privileges.drop_all(spec["uid"], spec["gid"], request.filter_program)
-    with channel.step("command"):
-        command, failure = _fork_command(request)
-    _close_all_but(request.report.fileno(), request.lifeline, children, failure)
-    _await_exec(channel, failure)
+    with channel.step("limits"):
+        privileges.set_limits(spec["rlimits"])
+    with channel.step("cwd"):
+        _enter_directory(spec["cwd"])
+    with channel.step("exec"):
+        command = _start_command(request)
+    channel.say(protocol.STARTED)
+    _close_all_but(request.report.fileno(), request.lifeline, children)
     _supervise(channel, command, children, request.lifeline)
 
 
@@ -143,51 +146,35 @@ def _check_lifeline(lifeline: int) -> None:
         os._exit(1)
 
 
-def _fork_command(request: Request) -> tuple[int, int]:
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()  # noqa: TID251 - the one program that forks; it has one thread
-    if pid == 0:
-        os.close(read_end)
-        _become_command(request, write_end)
-    os.close(write_end)
-    return pid, read_end
-
-
-def _become_command(request: Request, failure: int) -> NoReturn:
-    """The command's process, up to exec. What goes wrong is written to the close-on-exec pipe `failure`."""
-    spec = request.spec
-    call, path = "setsid", None
+def _enter_directory(path: str) -> None:
+    """The working directory, and proof that it is the one inside: a link planted on the way must not lead elsewhere."""
     try:
-        os.setsid()
-        stdin, stdout, stderr = request.stdio
-        call, path = "open", "/dev/null"
-        if stdin is None:
-            stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        call, path = "dup2", None
-        _place_descriptors(stdin, stdout, stderr, failure)
-        call, path = "chdir", spec["cwd"]
-        os.chdir(os.fsencode(spec["cwd"]))
-        if os.fsencode(os.getcwd()) != os.fsencode(spec["cwd"]):
-            raise OSError(mounts.ESTALE, "the working directory is not where it should be")
-        call = "setrlimit"
-        privileges.set_limits(spec["rlimits"])
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        call, path = "execve", spec["executable"]
-        environment = dict(os.fsencode(entry).split(b"=", 1) for entry in spec["env"])
-        os.execve(os.fsencode(path), [os.fsencode(argument) for argument in spec["argv"]], environment)  # noqa: TID251
+        os.chdir(os.fsencode(path))
     except OSError as error:
-        shown = getattr(error, "call", call)
-        os.write(_CHANNEL, protocol.encode(protocol.FAILED, call=shown, errno=error.errno))
-    finally:
-        os._exit(EXEC_FAILED)
+        raise syscalls.KernelError("chdir", path, error.errno or 0) from None
+    if os.getcwdb() != os.fsencode(path):
+        raise syscalls.KernelError("chdir", path, ESTALE)
 
 
-def _place_descriptors(stdin: int, stdout: int, stderr: int, failure: int) -> None:
-    """Puts the three streams at 0 to 2 and the pipe at 3; in two passes, since a source may sit where another must go."""
-    high = [fcntl(descriptor, F_DUPFD_CLOEXEC, _CHANNEL + 1) for descriptor in (stdin, stdout, stderr, failure)]
-    for number, descriptor in enumerate(high):
-        os.dup2(descriptor, number, inheritable=number != _CHANNEL)
-    syscalls.close_range(_CHANNEL + 1)
+def _start_command(request: Request) -> int:
+    """Starts the program in a session of its own, with three descriptors and a clean signal state; returns its pid.
+
+    By posix_spawn(3): the child borrows our memory until it executes, so no page table is copied, and a failed exec is our own
+    OSError. Every descriptor of ours is close-on-exec; those that init itself no longer needs are closed below.
+    """
+    spec = request.spec
+    stdin, stdout, stderr = request.stdio
+    actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, stdout, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
+    if stdin is None:
+        actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
+    else:
+        actions.append((os.POSIX_SPAWN_DUP2, stdin, 0))
+    argv = [os.fsencode(argument) for argument in spec["argv"]]
+    environment = dict(os.fsencode(entry).split(b"=", 1) for entry in spec["env"])
+    try:
+        return os.posix_spawn(os.fsencode(spec["executable"]), argv, environment, file_actions=actions, setsid=True, setsigmask=[])
+    except OSError as error:
+        raise syscalls.KernelError("execve", spec["executable"], error.errno or 0) from None
 
 
 def _close_all_but(*kept: int) -> None:
@@ -198,17 +185,6 @@ def _close_all_but(*kept: int) -> None:
             syscalls.close_range(first, descriptor - 1)
         first = descriptor + 1
     syscalls.close_range(first)
-
-
-def _await_exec(channel: Channel, failure: int) -> None:
-    """End of file on the close-on-exec pipe means that the program has been executed."""
-    message = os.read(failure, protocol.MAX_MESSAGE)
-    os.close(failure)
-    if message:
-        report = protocol.decode(message)
-        channel.step("exec").say(protocol.FAILED, step="exec", call=report["call"], path=None, errno=report["errno"])
-        os._exit(1)
-    channel.say(protocol.STARTED)
 
 
 def _supervise(channel: Channel, command: int, children: int, lifeline: int) -> NoReturn:

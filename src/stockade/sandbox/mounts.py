@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import os
 import stat
+from errno import ESTALE
 
 from stockade.sandbox import syscalls
 from stockade.sandbox.syscalls import KernelError
 
 _RECURSIVE = syscalls.AT_EMPTY_PATH | syscalls.AT_RECURSIVE
 _NO_LINKS = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
-_INSIDE = syscalls.RESOLVE_BENEATH | _NO_LINKS
-ESTALE = 116
+_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SourceChanged(KernelError):
@@ -63,46 +63,49 @@ def detach_copy(source: int, *, read_only: bool, device: bool = False, recursive
 def attach(tree: int, root: int, target: str) -> None:
     """Attaches a detached mount at `target` (absolute, inside) and closes the descriptor."""
     try:
-        place = target_of(root, target, directory=stat.S_ISDIR(os.fstat(tree).st_mode))
+        parent, name = mount_point(root, target, directory=stat.S_ISDIR(os.fstat(tree).st_mode))
         try:
-            syscalls.move_mount(tree, place, "")
+            syscalls.move_mount(tree, parent, name)
         except KernelError as error:
             raise KernelError("move_mount", target, error.errno or 0) from None
         finally:
-            os.close(place)
+            os.close(parent)
     finally:
         os.close(tree)
 
 
-def target_of(root: int, target: str, *, directory: bool) -> int:
-    """An O_PATH descriptor of a mount point inside the root; missing components are made, links are refused."""
-    relative = target.lstrip("/")
-    try:
-        return syscalls.openat2(root, relative, os.O_PATH, resolve=_INSIDE)
-    except FileNotFoundError:
-        pass
-    parent_path, _, name = relative.rpartition("/")
+def mount_point(root: int, target: str, *, directory: bool) -> tuple[int, str]:
+    """(O_PATH descriptor of the parent, name) of a mount point inside the root, made where missing."""
+    parent_path, _, name = target.rpartition("/")
     parent = make_directories(root, parent_path)
     try:
         if directory:
             os.mkdir(name, 0o755, dir_fd=parent)
         else:
             os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444, dir_fd=parent))
-    finally:
+    except FileExistsError:
+        pass
+    except OSError as error:
         os.close(parent)
-    return syscalls.openat2(root, relative, os.O_PATH, resolve=_INSIDE)
+        raise KernelError("mkdir" if directory else "open", target, error.errno or 0) from None
+    return parent, name
 
 
 def make_directories(root: int, path: str, mode: int = 0o755) -> int:
-    """An O_PATH descriptor of a directory inside the root, made with its parents where missing; links are refused."""
-    current = syscalls.openat2(root, ".", os.O_PATH | os.O_DIRECTORY, resolve=_INSIDE)
+    """An O_PATH descriptor of a directory inside the root, made with its parents where missing; a link on the way is ENOTDIR.
+
+    One component at a time and never through a link, so nothing that a job may have put there can lead elsewhere.
+    """
+    current = os.dup(root)
     for name in filter(None, path.split("/")):
         try:
             try:
-                below = syscalls.openat2(current, name, os.O_PATH | os.O_DIRECTORY, resolve=_INSIDE)
+                below = os.open(name, _STEP, dir_fd=current)
             except FileNotFoundError:
                 os.mkdir(name, mode, dir_fd=current)
-                below = syscalls.openat2(current, name, os.O_PATH | os.O_DIRECTORY, resolve=_INSIDE)
+                below = os.open(name, _STEP, dir_fd=current)
+        except OSError as error:
+            raise KernelError("open", path, error.errno or 0) from None
         finally:
             os.close(current)
         current = below
@@ -119,24 +122,22 @@ def exists(root: int, path: str) -> bool:
     return True
 
 
-def mount_at(root: int, target: str, fstype: str, flags: int, data: str) -> None:
-    """Mounts a new file system at a directory inside the root (made where missing)."""
-    place = target_of(root, target, directory=True)
+def mount_at(root: int, target: str, fstype: str, flags: int, data: str) -> int:
+    """Mounts a new file system at a directory inside the root (made where missing); returns an O_PATH descriptor of its top."""
+    parent, name = mount_point(root, target, directory=True)
     try:
-        syscalls.mount(fstype, f"/proc/self/fd/{place}", fstype, flags, data)
-    except KernelError as error:
-        raise KernelError(error.call, target, error.errno or 0) from None
+        # No link can be followed: the name is one component below a descriptor, in a directory that we made.
+        syscalls.mount(fstype, f"/proc/self/fd/{parent}/{name}", fstype, flags, data)
+        return os.open(name, _STEP, dir_fd=parent)
+    except OSError as error:
+        raise KernelError(getattr(error, "call", "open"), target, error.errno or 0) from None
     finally:
-        os.close(place)
+        os.close(parent)
 
 
-def make_read_only(root: int, target: str) -> None:
-    """Makes one mount (not those below it) read-only."""
-    place = syscalls.openat2(root, target.lstrip("/") or ".", os.O_PATH, resolve=_INSIDE)
-    try:
-        syscalls.mount_setattr(place, "", syscalls.AT_EMPTY_PATH, add=syscalls.MOUNT_ATTR_RDONLY)
-    finally:
-        os.close(place)
+def make_read_only(mount: int) -> None:
+    """Makes one mount (not those below it), given by a descriptor of its top, read-only."""
+    syscalls.mount_setattr(mount, "", syscalls.AT_EMPTY_PATH, add=syscalls.MOUNT_ATTR_RDONLY)
 
 
 def detach_unneeded(kinds: frozenset[str]) -> None:

@@ -15,6 +15,7 @@ from stockade.sandbox import syscalls
 SIOCGIFFLAGS = 0x8913
 SIOCSIFFLAGS = 0x8914
 IFF_UP = 0x1
+_NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
 
 # One line of an id map: first id inside, first id outside, how many.
 IdMap = tuple[int, int, int]
@@ -78,15 +79,16 @@ def forbid_nested_namespaces(proc: int) -> None:
 
     The job cannot raise them again: it has no capability.
     """
-    for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"):
+    for kind in _NAMESPACES:
         path = f"sys/user/max_{kind}_namespaces"
-        descriptor = syscalls.openat2(proc, path, os.O_WRONLY, resolve=syscalls.RESOLVE_BENEATH)
         try:
-            os.write(descriptor, b"0")
+            descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=proc)
+            try:
+                os.write(descriptor, b"0")
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise syscalls.KernelError("write", f"/proc/{path}", error.errno or 0) from None
-        finally:
-            os.close(descriptor)
 
 
 def _write(path: str, text: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from errno import ENODEV, ENOENT
 from typing import Any
 
 from stockade.sandbox import mounts, namespaces, syscalls
@@ -31,9 +32,8 @@ _DEVICE_LINKS = (
     ("ptmx", "pts/ptmx"),
 )
 
-# Kernel memory, keys and timers of the whole host; files are covered by /dev/null and directories by an empty tmpfs.
-PROC_MASKED = ("kcore", "keys", "key-users", "timer_list", "latency_stats", "sched_debug", "kmsg", "kpagecount", "kpageflags",
-               "kpagecgroup", "acpi", "asound", "scsi")  # fmt: skip
+# Kernel memory, keys, timers and the log of the whole host: files are covered by /dev/null, directories by an empty tmpfs.
+PROC_MASKED = ("kcore", "keys", "key-users", "kmsg", "latency_stats", "sched_debug", "timer_list", "acpi", "asound", "scsi")
 PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 
 
@@ -44,7 +44,7 @@ def build(operations: list[list[Any]], sources: list[int | None]) -> int:
     """
     stage = next((path for path in _STAGES if os.path.isdir(path)), None)
     if stage is None:
-        raise KernelError("mount", "/tmp", 2)
+        raise KernelError("mount", "/tmp", ENOENT)
     syscalls.mount("tmpfs", stage, "tmpfs", _TMPFS_FLAGS, _ROOT_OPTIONS)
     root = os.open(stage, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for operation, source in zip(operations, sources, strict=True):
@@ -95,7 +95,7 @@ def enter(root: int) -> None:
 def _tmpfs(root: int, operation: list[Any]) -> None:
     _, target, size, inodes, mode, owner = operation
     ids = ",uid={},gid={}".format(*owner) if owner else ""
-    mounts.mount_at(root, target, "tmpfs", _TMPFS_FLAGS, f"size={size},nr_inodes={inodes},mode={mode:o}{ids}")
+    os.close(mounts.mount_at(root, target, "tmpfs", _TMPFS_FLAGS, f"size={size},nr_inodes={inodes},mode={mode:o}{ids}"))
 
 
 def _directory(root: int, operation: list[Any]) -> None:
@@ -117,38 +117,39 @@ def _symlink(root: int, operation: list[Any]) -> None:
 
 def _devices(root: int, operation: list[Any]) -> None:
     _, target, shm_size, shm_inodes = operation
-    mounts.mount_at(root, target, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "size=65536,nr_inodes=64,mode=0755")
-    for name, numbers in DEVICES.items():
-        mounts.attach(_device(name, numbers), root, f"{target}/{name}")
-    place = mounts.make_directories(root, target)
-    try:
-        for name, points_to in _DEVICE_LINKS:
-            os.symlink(points_to, name, dir_fd=place)
-    finally:
-        os.close(place)
     flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
-    mounts.mount_at(root, f"{target}/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620")
-    shm = f"size={shm_size},nr_inodes={shm_inodes},mode=1777"
-    mounts.mount_at(root, f"{target}/shm", "tmpfs", _TMPFS_FLAGS | syscalls.MS_NOEXEC, shm)
-    mounts.make_read_only(root, target)
-
-
-def _device(name: str, numbers: tuple[int, int]) -> int:
-    """A detached bind of a host device that is what its name says (CVE-2025-31133: /dev/null was something else)."""
-    path = f"/dev/{name}"
-    source = syscalls.openat2(syscalls.AT_FDCWD, path, os.O_PATH, resolve=syscalls.RESOLVE_NO_SYMLINKS)
+    dev = mounts.mount_at(root, target, "tmpfs", flags, "size=65536,nr_inodes=64,mode=0755")
     try:
-        found = os.fstat(source)
-        if not stat.S_ISCHR(found.st_mode) or (os.major(found.st_rdev), os.minor(found.st_rdev)) != numbers:
-            raise KernelError("fstat", path, 19)  # ENODEV
-        return mounts.detach_copy(source, read_only=False, device=True, recursive=False)
+        for name, numbers in DEVICES.items():
+            source = _open_device(name, numbers)
+            try:
+                mounts.attach(mounts.detach_copy(source, read_only=False, device=True, recursive=False), dev, name)
+            finally:
+                os.close(source)
+        for name, points_to in _DEVICE_LINKS:
+            os.symlink(points_to, name, dir_fd=dev)
+        os.close(mounts.mount_at(dev, "pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620"))
+        shm = f"size={shm_size},nr_inodes={shm_inodes},mode=1777"
+        os.close(mounts.mount_at(dev, "shm", "tmpfs", _TMPFS_FLAGS | syscalls.MS_NOEXEC, shm))
+        mounts.make_read_only(dev)
     finally:
+        os.close(dev)
+
+
+def _open_device(name: str, numbers: tuple[int, int]) -> int:
+    """A host device that is what its name says (CVE-2025-31133: /dev/null was something else)."""
+    path = f"/dev/{name}"
+    source = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(source)
+    if not stat.S_ISCHR(found.st_mode) or (os.major(found.st_rdev), os.minor(found.st_rdev)) != numbers:
         os.close(source)
+        raise KernelError("fstat", path, ENODEV)
+    return source
 
 
 def _proc(root: int, operation: list[Any]) -> None:
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    mounts.mount_at(root, operation[1], "proc", flags, "hidepid=invisible")
+    os.close(mounts.mount_at(root, operation[1], "proc", flags, "hidepid=invisible"))
 
 
 def _seal_proc(root: int) -> None:
@@ -157,36 +158,53 @@ def _seal_proc(root: int) -> None:
     open_tree(2) with OPEN_TREE_CLONE counts against max_mnt_namespaces, so every copy is made before that becomes 0, and
     /proc/sys can no longer be written once it has been covered.
     """
-    proc = syscalls.openat2(root, "proc", os.O_PATH | os.O_DIRECTORY, resolve=syscalls.RESOLVE_BENEATH)
+    proc = os.open("proc", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+    null = _open_device("null", DEVICES["null"])
     covers: list[tuple[str, int]] = []
+    directories: list[str] = []
     try:
-        covers += ((name, _read_only_copy(proc, name)) for name in PROC_READ_ONLY if mounts.exists(proc, name))
-        masked = [name for name in PROC_MASKED if mounts.exists(proc, name)]
-        directories = [name for name in masked if _is_directory(proc, name)]
-        covers += ((name, _device("null", DEVICES["null"])) for name in masked if name not in directories)
+        for name in PROC_READ_ONLY:
+            _with_entry(proc, name, lambda entry, name=name: covers.append((name, _read_only(entry))))
+        for name in PROC_MASKED:
+            _with_entry(proc, name, lambda entry, name=name: _cover(entry, name, null, covers, directories))
         namespaces.forbid_nested_namespaces(proc)
         for name in directories:
             flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-            mounts.mount_at(proc, name, "tmpfs", flags, "size=4096,nr_inodes=2,mode=0555")
+            os.close(mounts.mount_at(proc, name, "tmpfs", flags, "size=4096,nr_inodes=2,mode=0555"))
         while covers:
             name, tree = covers.pop()
-            mounts.attach(tree, proc, name)
+            try:
+                syscalls.move_mount(tree, proc, name)
+            finally:
+                os.close(tree)
     finally:
         for _, tree in covers:
             os.close(tree)
+        os.close(null)
         os.close(proc)
 
 
-def _read_only_copy(proc: int, name: str) -> int:
-    source = syscalls.openat2(proc, name, os.O_PATH, resolve=syscalls.RESOLVE_BENEATH)
+def _with_entry(proc: int, name: str, use: Callable[[int], None]) -> None:
+    """Calls `use` with a descriptor of an entry of /proc, where this kernel has it."""
     try:
-        return mounts.detach_copy(source, read_only=True, recursive=False)
+        entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=proc)
+    except FileNotFoundError:
+        return
+    try:
+        use(entry)
     finally:
-        os.close(source)
+        os.close(entry)
 
 
-def _is_directory(proc: int, name: str) -> bool:
-    return stat.S_ISDIR(os.stat(name, dir_fd=proc, follow_symlinks=False).st_mode)
+def _read_only(entry: int) -> int:
+    return mounts.detach_copy(entry, read_only=True, recursive=False)
+
+
+def _cover(entry: int, name: str, null: int, covers: list[tuple[str, int]], directories: list[str]) -> None:
+    if stat.S_ISDIR(os.fstat(entry).st_mode):
+        directories.append(name)
+    else:
+        covers.append((name, mounts.detach_copy(null, read_only=True, device=True, recursive=False)))
 
 
 _MAKE: dict[str, Callable[[int, list[Any]], None]] = {
