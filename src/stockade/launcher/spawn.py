@@ -87,6 +87,10 @@ class ForkServer:
         async with asyncio.timeout(START_BOUND):
             return await self._probed
 
+    async def enter_by_procs(self) -> None:
+        """Has every init join its cgroup by cgroup.procs, without trying CLONE_INTO_CGROUP."""
+        await self._send(protocol.encode("join"))
+
     async def add_filter(self, name: str, program: bytes) -> None:
         """Gives the fork server a compiled seccomp profile."""
         if name not in self._filters:

@@ -8,6 +8,8 @@ Rests on the kernel's cgroup-v2 documentation; cgroup.kill is 5.14, memory.peak 
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from dataclasses import dataclass
 
@@ -17,6 +19,7 @@ from stockade.sandbox.spec import CgroupLimits
 CONTROLLERS = ("memory", "pids", "cpu", "io", "cpuset")
 SUPERVISOR = "stockade-supervisor"  # where an executor's own process goes when it stands in the way of delegation
 PREFIX = "stockade-"
+_ATTEMPTS = 10
 _CPU_PERIOD = 100_000  # microseconds; the kernel's default
 
 
@@ -162,12 +165,8 @@ class Tree:
         Raises: HostUnfit, where it cannot be made, with the way out.
         """
         self.path = f"{base}/{PREFIX}{instance}"
-        try:
-            os.mkdir(self.path, 0o755)
-        except OSError as error:
-            raise _no_cgroup(base, error) from None
+        self.directory = _make_locked(base, self.path)
         enable_controllers(base)
-        self.directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.controllers = enable_controllers(self.path)
 
     def make_leaf(self, name: str, limits: CgroupLimits) -> Leaf:
@@ -231,7 +230,7 @@ def choose_base(*, is_root: bool, wanted: str | None) -> str:
     if is_root and not _is_delegated(own):
         return _topmost(own)
     if not os.access(own, os.W_OK | os.X_OK) or not os.access(f"{own}/cgroup.procs", os.W_OK):
-        raise _no_cgroup(own, PermissionError(13, "not writable"))
+        raise _no_cgroup(own, PermissionError(errno.EACCES, "not writable"))
     return own
 
 
@@ -283,14 +282,55 @@ def remove_tree(path: str) -> bool:
     return True
 
 
-def list_trees(base: str) -> list[str]:
-    """The instance ids of all executors' cgroups below `base`, living or dead."""
+def sweep(base: str) -> list[str]:
+    """Kills and removes the cgroups of executors that are gone; returns their instance ids.
+
+    A living executor holds a lock (flock(2)) on the directory of its cgroup, which ends with it, however it ends.
+    """
+    swept = []
+    with os.scandir(base) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        if not name.startswith(PREFIX) or name == SUPERVISOR:
+            continue
+        path = f"{base}/{name}"
+        try:
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            continue  # gone meanwhile, or another user's
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if remove_tree(path):
+                swept.append(name.removeprefix(PREFIX))
+        except OSError:
+            continue  # its executor lives
+        finally:
+            os.close(directory)
+    return swept
+
+
+def _make_locked(base: str, path: str) -> int:
+    """Makes a cgroup and locks it; where a sweeper was between the two, it is made again."""
+    for _ in range(_ATTEMPTS):
+        try:
+            os.mkdir(path, 0o755)
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise _no_cgroup(base, error) from None
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        if _is_same(directory, path):
+            return directory
+        os.close(directory)
+    raise _no_cgroup(base, OSError(errno.EBUSY, "it was removed again and again"))
+
+
+def _is_same(directory: int, path: str) -> bool:
     try:
-        with os.scandir(base) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
-    return [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX) and name != SUPERVISOR]
+        return os.path.samestat(os.fstat(directory), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def read_file(directory: int, name: str) -> str | None:
@@ -323,7 +363,7 @@ def write_file(directory: int, name: str, text: str) -> None:
 
 
 def _no_cgroup(base: str, error: OSError) -> HostUnfit:
-    read_only = error.errno == 30
+    read_only = error.errno == errno.EROFS
     hint = (
         "the cgroup file system is read-only here; in a container give it its own, writable one"
         if read_only

@@ -5,6 +5,7 @@ Requests and answers are datagrams of `protocol`, descriptors come by SCM_RIGHTS
 
     filter   {"name", "program"}                            keeps a compiled seccomp profile
     probe    + a scratch cgroup                             -> probed {"into_cgroup"}
+    join                                                    enter cgroups by cgroup.procs from now on
     launch   {"job", "uid_map", "gid_map", "stdin"} + body memfd, report socket, cgroup, cgroup.procs, stdout, stderr[, stdin]
                -> launched {"job", "pid"} + pidfd, or refused {"job", "step", "call", "path", "errno"}
              and later ended {"job", "killed"}              its init has been reaped
@@ -101,6 +102,8 @@ class ForkServer:
                 self._filters[message["name"]] = base64.b64decode(message["program"])
             elif message["is"] == "launch":
                 self._launch(message, descriptors)
+            elif message["is"] == "join":
+                self._into_cgroup = False
             elif message["is"] == "probe":
                 self._probe(descriptors[0])
         finally:

@@ -1,0 +1,457 @@
+"""The library's front door: an `Executor` runs commands under a policy and remembers how each of them ended.
+
+    async with Executor(profile("untrusted", workspace="/work/project")) as executor:
+        result = await executor.run(["python3", "-c", "print('hi')"])
+
+One executor owns one state directory, one fork server and one cgroup. It belongs to one event loop; its records may be read from
+any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from stockade.bank.bank import Account
+from stockade.bank.cursors import SHARED, Increment
+from stockade.bank.windows import DEFAULT_CHARS, MAX_BYTES, BytePage, Page, Tail
+from stockade.config import Config, caller_environment, from_environment
+from stockade.errors import Closed, InvalidRequest, StockadeError, TooManyJobs
+from stockade.jobs.engine import Engine
+from stockade.jobs.records import HOST, Caller, JobRecord, JobRequest, Usage
+from stockade.jobs.starts import Created
+from stockade.jobs.supervisor import LiveJob
+from stockade.launcher import lookup
+from stockade.launcher.outcome import Aborted, Exited, Killed, Outcome, signal_name
+from stockade.policy.admission import Admitted, admit
+from stockade.policy.command import Command, command
+from stockade.policy.compile import compile_policy
+from stockade.policy.model import Policy
+from stockade.sandbox.spec import Identity, SandboxSpec
+
+T = TypeVar("T")
+
+_LAYERS: Final = "user mount pid ipc uts net cgroup"
+KILL_MARGIN: Final = 45.0  # seconds beyond the grace within which a killed job has settled
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A job that has settled, with what it wrote (bytes, up to the policy's cap)."""
+
+    record: JobRecord
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        assert self.record.outcome is not None
+        return self.record.outcome
+
+    @property
+    def exit_code(self) -> int | None:
+        """The command's own exit code; None where a signal ended it or nobody saw its end."""
+        return self.outcome.exit_code
+
+    @property
+    def signal(self) -> int | None:
+        """The number of the signal that ended the command, if one did."""
+        return self.outcome.signal
+
+    @property
+    def ok(self) -> bool:
+        """True where the command ended by itself with exit code 0."""
+        return isinstance(self.outcome, Exited) and self.outcome.exit_code == 0
+
+    @property
+    def usage(self) -> Usage:
+        return self.record.usage
+
+    @property
+    def isolation(self) -> Mapping[str, str]:
+        """Each layer and each limit, with the mechanism that was in force."""
+        return self.record.isolation
+
+
+class Job:
+    """A started job; everything about it can also be asked of the executor by its id."""
+
+    def __init__(self, executor: Executor, job_id: str) -> None:
+        self.id = job_id
+        self._executor = executor
+
+    async def wait(self, timeout: float | None = None) -> JobRecord:
+        """The settled record; after `timeout` seconds the record as it is then, and the job goes on (U-33)."""
+        return await self._executor.wait(self.id, timeout)
+
+    async def result(self) -> Result:
+        """Waits for the end. Raises: the error (LaunchFailed and its kin) where the command never ran."""
+        return await self._executor.result(self.id)
+
+    async def kill(self, *, grace: float | None = None, signal: int = 15) -> JobRecord:
+        """Ends it; see `Executor.kill`."""
+        return await self._executor.kill(self.id, grace=grace, signal=signal)
+
+    def follow(self, stream: str = "stdout") -> AsyncIterator[bytes]:
+        """Its bytes as they come; see `Executor.follow`."""
+        return self._executor.follow(self.id, stream)
+
+
+class Executor:
+    """Runs commands under one policy. An async context manager: leaving it means that every job is dead and recorded."""
+
+    def __init__(self, policy: Policy, *, config: Config | None = None, environment: Mapping[str, str] | None = None) -> None:
+        """`environment` is what `inherit_env` of a policy draws from; None: the environment of this process."""
+        self.policy = policy
+        self.config = config if config is not None else from_environment()
+        self._environment = dict(environment) if environment is not None else caller_environment()
+        self._engine: Engine | None = None
+        self._live: dict[str, LiveJob] = {}
+        self._tasks: dict[str, asyncio.Task[JobRecord]] = {}
+        self._errors: dict[str, StockadeError] = {}
+        self._closing = False
+
+    async def __aenter__(self) -> Executor:
+        """Raises: HostUnfit where this host cannot isolate, StateError where the state directory cannot be used."""
+        if self._engine is not None or self._closing:
+            raise Closed("this executor has been opened before", hint="make a new one")
+        self._engine = await Engine.open(self.config, self._on_lost)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def start(
+        self,
+        argv: Sequence[str] | Command,
+        *,
+        policy: Policy | None = None,
+        owner: str | None = None,
+        session: str | None = None,
+        key: str | None = None,
+        owner_limit: int | None = None,
+        **parts: Any,
+    ) -> Job:
+        """Starts a command and returns at once; `parts` are those of `policy.command.command` (cwd, env, stdin, timeout, label).
+
+        `policy` must be no wider than the executor's. With `key`, the same owner's second start gives the first one's job.
+
+        Raises: InvalidRequest and its kin (nothing has happened), HostUnfit, TooManyJobs, Closed.
+        """
+        if policy is not None and policy is not self.policy:
+            from stockade.policy.narrowing import check_narrower
+
+            check_narrower(policy, self.policy)
+        return await self.start_with_policy(
+            argv, policy or self.policy, owner=owner, session=session, key=key, owner_limit=owner_limit, **parts
+        )
+
+    async def start_with_policy(
+        self,
+        argv: Sequence[str] | Command,
+        policy: Policy,
+        *,
+        owner: str | None = None,
+        session: str | None = None,
+        key: str | None = None,
+        owner_limit: int | None = None,
+        **parts: Any,
+    ) -> Job:
+        """As `start`, under a policy of its own that may be wider than the executor's (N-P5): for the host application only."""
+        engine = self._opened()
+        if self._closing:
+            raise Closed("the executor has been closed and starts nothing more", hint="make a new executor")
+        wanted = argv if isinstance(argv, Command) else command(argv, **parts)
+        if len(self._tasks) >= self.config.max_jobs:
+            raise TooManyJobs(
+                f"{len(self._tasks)} jobs run and at most {self.config.max_jobs} may", hint="wait until one ends, or kill one"
+            )
+        admitted = admit(policy, wanted)
+        spec, created = await engine.call(self._register, engine, admitted, owner, session, key, owner_limit)
+        if created.fresh:
+            job = LiveJob(engine, created.record.id, admitted.policy, spec, wanted.stdin)
+            self._live[job.id] = job
+            self._tasks[job.id] = asyncio.create_task(self._live_out(job), name=f"stockade-job-{job.id}")
+        return Job(self, created.record.id)
+
+    async def run(self, argv: Sequence[str] | Command, **options: Any) -> Result:
+        """Starts a command, waits for its end and gives its output; options as for `start`.
+
+        When the calling task is cancelled, the job is ended and settled (outcome `aborted`) before the cancellation goes on.
+
+        Raises: as `start`, and LaunchFailed where the command never ran.
+        """
+        job = await self.start(argv, **options)
+        try:
+            return await self.result(job.id)
+        except asyncio.CancelledError:
+            live = self._live.get(job.id)
+            if live is not None:
+                live.ending.ask(Aborted())
+                await asyncio.shield(self._tasks[job.id])
+            raise
+
+    async def result(self, job_id: str, *, caller: Caller = HOST) -> Result:
+        """Waits for the end of a job and gives all of its output. Raises: UnknownJob; the error where it never ran."""
+        record = await self.wait(job_id, caller=caller)
+        if record.outcome is None:
+            assert record.error is not None
+            known = self._errors.get(job_id)
+            raise known if known is not None else StockadeError(record.error.message, hint=record.error.hint)
+        account = await self._account(job_id)
+        stdout, stderr = await self._opened().call(_whole_output, account)
+        return Result(record, stdout, stderr)
+
+    async def get(self, job_id: str, *, caller: Caller = HOST) -> JobRecord:
+        """The record of a job as it is now, of this executor's life or an earlier one. Raises: UnknownJob."""
+        engine = self._opened()
+        if (known := engine.registry.peek(job_id, caller)) is not None:
+            return known
+        return await engine.call(engine.registry.get, job_id, caller)
+
+    async def owner_of(self, job_id: str) -> str | None:
+        """The owner token of a job; None where it has none. Raises: UnknownJob."""
+        return (await self.get(job_id)).owner
+
+    async def list(self, *, caller: Caller = HOST, limit: int = 100, **filters: Any) -> tuple[JobRecord, ...]:
+        """Records, newest first; filters as for `Registry.list` (states, owner, session, before)."""
+        page = await self._opened().call(self._opened().registry.list, caller, limit=limit, **filters)
+        return page.records
+
+    async def wait(self, job_id: str, timeout: float | None = None, *, caller: Caller = HOST) -> JobRecord:
+        """The settled record, or the record as it is after `timeout` seconds; the bound limits the wait only (U-33).
+
+        Raises: UnknownJob.
+        """
+        engine = self._opened()
+        record = await self.get(job_id, caller=caller)
+        if not record.settled:
+            future = asyncio.wrap_future(engine.registry.settled(job_id, caller))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await future
+            record = await self.get(job_id, caller=caller)
+        return engine.registry.acknowledge(record)
+
+    async def kill(self, job_id: str, *, grace: float | None = None, signal: int = 15, caller: Caller = HOST) -> JobRecord:
+        """Ends a job and gives its settled record: `signal` to every process, the grace, then the kernel kills what is left.
+
+        A job that has settled is returned as it is. A second kill with a shorter grace shortens the first one's.
+
+        Raises: UnknownJob; InvalidRequest for a signal or a grace that is none.
+        """
+        await self.get(job_id, caller=caller)
+        if type(signal) is not int or not 1 <= signal <= 64:
+            raise InvalidRequest(f"signal: {signal!r} is no signal", field="signal", hint="give a number from 1 to 64")
+        if grace is not None and (isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= 3600):
+            raise InvalidRequest(f"grace: {grace!r} is no duration", field="grace", hint="give seconds, from 0 to 3600")
+        live = self._live.get(job_id)
+        bound = KILL_MARGIN
+        if live is not None:
+            live.first_signal = signal if live.ending.cause is None else live.first_signal
+            live.ending.ask(Killed(by="caller", detail=f"{signal_name(signal)} by the caller"))
+            bound += live.shorten_grace(grace)
+        return await self.wait(job_id, bound, caller=caller)
+
+    async def kill_all(self, *, caller: Caller = HOST) -> int:
+        """Ends every unsettled job that the caller may see; the number of them, after they have settled."""
+        records = self._opened().registry.unsettled(caller)
+        await asyncio.gather(*(self.kill(record.id) for record in records))
+        return len(records)
+
+    async def signal(self, job_id: str, number: int, *, caller: Caller = HOST) -> bool:
+        """Sends a signal to every process of a job, and nothing more; False where it has none any more. Raises: UnknownJob."""
+        await self.get(job_id, caller=caller)
+        live = self._live.get(job_id)
+        return live is not None and live.signal(number)
+
+    async def read(
+        self, job_id: str, stream: str = "stdout", *, offset: int = 0, limit: int = DEFAULT_CHARS, caller: Caller = HOST
+    ) -> Page:
+        """A window of a stream's text by character offset (N-R4). Raises: UnknownJob, InvalidRequest."""
+        return await self._read(job_id, caller, lambda account: account.reader(stream).read_chars(offset, limit))
+
+    async def read_bytes(
+        self, job_id: str, stream: str = "stdout", *, offset: int = 0, limit: int = MAX_BYTES, caller: Caller = HOST
+    ) -> BytePage:
+        """A window of a stream's bytes. Raises: UnknownJob, InvalidRequest."""
+        return await self._read(job_id, caller, lambda account: account.reader(stream).read_bytes(offset, limit))
+
+    async def read_new(
+        self, job_id: str, stream: str = "stdout", *, reader: str = SHARED, limit: int = DEFAULT_CHARS, caller: Caller = HOST
+    ) -> Increment:
+        """What this reader has not been given yet; never twice, never half a character (U-19). Raises: UnknownJob."""
+        return await self._read(job_id, caller, lambda account: account.cursors(stream).cursor(reader).read(limit))
+
+    async def tail(self, job_id: str, stream: str = "stdout", *, chars: int = 2_000, caller: Caller = HOST) -> Tail:
+        """The last characters of a stream. Raises: UnknownJob, InvalidRequest."""
+        return await self._read(job_id, caller, lambda account: account.reader(stream).tail(chars))
+
+    async def follow(self, job_id: str, stream: str = "stdout") -> AsyncIterator[bytes]:
+        """Every byte of a stream, those that are there first and then each as it comes, until the stream has ended."""
+        engine = self._opened()
+        await self.get(job_id)
+        live = self._live.get(job_id)
+        if live is not None:
+            await live.has_account.wait()
+        reader = (await self._account(job_id)).reader(stream)
+        position = 0
+        if live is not None:
+            live.followers += 1
+        try:
+            while True:
+                if live is not None:
+                    live.progress.clear()
+                finished = reader.stream.extent().finished
+                page = await engine.call(reader.read_bytes, position)
+                position = page.next_offset
+                if page.data:
+                    yield page.data
+                elif finished or live is None:
+                    return
+                else:
+                    await live.progress.wait()
+        finally:
+            if live is not None:
+                live.followers -= 1
+
+    def on_done(self, listener: Callable[[JobRecord], object], *, scope: Caller = HOST) -> Callable[[], None]:
+        """Calls `listener` once for each job that settles from now on, on a thread of its own; returns what removes it."""
+        return self._opened().registry.on_settled(listener, scope=scope)
+
+    async def close(self) -> None:
+        """Ends every job, waits until each has settled, and closes everything; once is enough."""
+        self._closing = True
+        engine = self._engine
+        if engine is None:
+            return
+        engine.registry.refuse_starts()
+        for job in self._live.values():
+            job.ending.ask(Killed(by="shutdown", detail="the executor was closed"))
+        if self._tasks:
+            await asyncio.wait(set(self._tasks.values()))
+        self._engine = None
+        await engine.close()
+
+    async def explain(self, argv: Sequence[str] | Command, *, policy: Policy | None = None, **parts: Any) -> SandboxSpec:
+        """The compiled plan of a command; nothing is started."""
+        wanted = argv if isinstance(argv, Command) else command(argv, **parts)
+        return await self._opened().call(self._plan, self._opened(), admit(policy or self.policy, wanted))
+
+    def _register(
+        self,
+        engine: Engine,
+        admitted: Admitted,
+        owner: str | None,
+        session: str | None,
+        key: str | None,
+        owner_limit: int | None,
+    ) -> tuple[SandboxSpec, Created]:
+        """Looks the paths up, compiles the plan and admits the job; one trip to a thread for all that blocks."""
+        spec = self._plan(engine, admitted)
+        request = JobRequest(
+            argv=spec.argv,
+            cwd=spec.cwd,
+            label=admitted.command.title,
+            owner=owner,
+            session=session,
+            key=key,
+            policy=_digest(admitted.policy),
+            isolation=_isolation(spec),
+        )
+        return spec, engine.registry.create(request, limit=owner_limit)
+
+    def _plan(self, engine: Engine, admitted: Admitted) -> SandboxSpec:
+        policy = admitted.policy
+        host = engine.host(policy.root)
+        resolution = lookup.resolve(
+            argv0=admitted.command.argv[0],
+            cwd=admitted.cwd,
+            path=policy.path,
+            workspace=policy.workspace,
+            ro=policy.ro,
+            rw=policy.rw,
+            host=host,
+            host_path=self.config.host_path,
+        )
+        return compile_policy(policy, admitted.command, host, resolution, inherited=self._environment)
+
+    async def _live_out(self, job: LiveJob) -> JobRecord:
+        try:
+            return await job.run()
+        finally:
+            if job.error is not None:
+                self._errors[job.id] = job.error
+            del self._live[job.id], self._tasks[job.id]
+
+    async def _read(self, job_id: str, caller: Caller, question: Callable[[Account], T]) -> T:
+        record = await self.get(job_id, caller=caller)
+        account = await self._account(job_id)
+        answer = await self._opened().call(question, account)
+        self._opened().registry.acknowledge(record)
+        return answer
+
+    async def _account(self, job_id: str) -> Account:
+        engine = self._opened()
+        return await engine.call(engine.bank.account, job_id)
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise Closed("the executor is not open", hint="use it as `async with Executor(policy) as executor`")
+        return self._engine
+
+    def _on_lost(self) -> None:
+        """The fork server is gone: its jobs die with it and settle by themselves; new ones are refused by its socket."""
+
+
+async def run(argv: Sequence[str], policy: Policy, **parts: Any) -> Result:
+    """Runs one command in an executor of its own; for scripts."""
+    async with Executor(policy) as executor:
+        return await executor.run(argv, **parts)
+
+
+def _whole_output(account: Account) -> tuple[bytes, bytes]:
+    texts = []
+    for name in account.streams:
+        reader, data = account.reader(name), bytearray()
+        while True:
+            page = reader.read_bytes(len(data) + reader.stream.extent().start)
+            data += page.data
+            if not page.data:
+                break
+        texts.append(bytes(data))
+    return texts[0], texts[1] if len(texts) > 1 else b""
+
+
+def _digest(policy: Policy) -> str:
+    return hashlib.sha256(policy.model_dump_json().encode()).hexdigest()[:16]
+
+
+def _isolation(spec: SandboxSpec) -> dict[str, str]:
+    """What holds a job, layer by layer; part of every record."""
+    who = "its own range of host ids" if spec.identity is Identity.RANGE else "the caller's own id"
+    layers = {f"namespace.{name}": "own" for name in _LAYERS.split()}
+    return {
+        **layers,
+        "identity": who,
+        "root": "own tmpfs, host trees read-only, pivoted",
+        "capabilities": "none, securebits locked",
+        "no_new_privs": "on",
+        "seccomp": spec.seccomp,
+        "nested_namespaces": "user.max_*_namespaces = 0",
+        "network": "loopback" if spec.loopback else "none",
+        **dict(spec.mechanisms),
+    }
+
+
+__all__ = ["Executor", "Job", "Result", "run"]

@@ -1,0 +1,59 @@
+"""Why a job is being ended: the first cause decides, later ones become notes (U-25)."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+from stockade.launcher.outcome import Exited, Killed, Outcome, OutOfMemory, Signaled, Status
+from stockade.sandbox.cgroup import Usage
+
+SIGKILL = 9
+
+
+class Ending:
+    """The cause that was first to ask for the end of one job; belongs to the event loop of its executor."""
+
+    def __init__(self) -> None:
+        self.cause: Outcome | None = None
+        self.notes: list[str] = []
+        self._asked = asyncio.Event()
+        self._closed = False
+
+    def ask(self, cause: Outcome) -> bool:
+        """Asks for the end of the job; False where another cause was first, or the command had already ended by itself."""
+        if self._closed or self.cause is not None:
+            self.notes.append(f"too late to count: {cause.sentence()}")
+            return False
+        self.cause = cause
+        self._asked.set()
+        return True
+
+    def close(self) -> None:
+        """The command has ended by itself: no cause counts any more."""
+        self._closed = True
+
+    async def wait(self) -> Outcome:
+        """Waits until somebody asks."""
+        await self._asked.wait()
+        assert self.cause is not None
+        return self.cause
+
+
+def classify(cause: Outcome | None, status: Status | None, usage: Usage, memory_limit: int | None) -> Outcome:
+    """How a job ended, from the cause (if any), the command's own status (if it was seen) and what its cgroup counted.
+
+    A tree that the kernel's out-of-memory killer ended counts as such only where the command itself died of it; one that lost a
+    child and went on has ended as it says, and the loss is in its usage.
+    """
+    code, signal = (None, None) if status is None else (status.exit_code, status.signal)
+    if cause is not None:
+        return dataclasses.replace(cause, exit_code=code, signal=signal)  # type: ignore[arg-type]  # never Exited or Signaled
+    if usage.oom_kills and (status is None or signal == SIGKILL):
+        return OutOfMemory(limit=memory_limit, peak=usage.peak_memory, processes=usage.oom_kills, exit_code=code, signal=signal)
+    if status is None:
+        return Killed(by="foreign", detail="the sandbox's init was killed from outside")
+    if signal is not None:
+        return Signaled(signal)
+    assert code is not None
+    return Exited(code)

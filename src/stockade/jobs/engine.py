@@ -1,0 +1,179 @@
+"""What an executor owns while it is open: the state directory, the cgroup, the fork server, the pump, the bank, the registry.
+
+Opened in that order and closed in the reverse one. Nothing of it is shared between executors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, ParamSpec, TypeVar
+
+from stockade.bank.bank import Bank
+from stockade.config import CgroupEntry, Config
+from stockade.errors import HostUnfit, PolicyError
+from stockade.jobs.directory import StateDirectory
+from stockade.jobs.records import JobRecord
+from stockade.jobs.recovery import recover
+from stockade.jobs.registry import Registry
+from stockade.jobs.store import Store
+from stockade.launcher import etcdir, host
+from stockade.launcher.idslots import IdSlots
+from stockade.launcher.spawn import ForkServer
+from stockade.launcher.stdio import Pump
+from stockade.sandbox import cgroup, seccomp
+from stockade.sandbox.spec import CgroupLimits, Host, Identity
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+FILE_THREADS: Final = 4
+
+
+class Engine:
+    """Everything that jobs need; made by `open`."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.identity = host.find_identity()
+        self._closing = contextlib.AsyncExitStack()
+        self._files = ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="stockade-files")
+        self._hosts: dict[str, Host] = {}
+        self._programs: dict[str, bytes] = {}
+        self._state: StateDirectory
+        self.tree: cgroup.Tree
+        self.server: ForkServer
+        self.pump: Pump
+        self.bank: Bank
+        self.registry: Registry
+        self.slots: IdSlots | None = None
+
+    @classmethod
+    async def open(cls, config: Config, on_lost: Callable[[], None]) -> Engine:
+        """Opens all of it; `on_lost` is called when the fork server has gone.
+
+        Raises: HostUnfit, StateError; nothing is left open then.
+        """
+        engine = cls(config)
+        try:
+            await engine.call(engine._open_places)
+            await engine._start_server(on_lost)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    async def close(self) -> None:
+        """Closes all of it; every job must have settled, those that have not die with the fork server."""
+        await self._closing.aclose()
+        await asyncio.to_thread(self._files.shutdown)
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs something that blocks, on a thread of this engine."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._files, lambda: function(*args, **kwargs))
+
+    def host(self, root: str) -> Host:
+        """The trees of a root ("host": the host's own), looked at once. Blocks."""
+        if root not in self._hosts:
+            place = "/" if root == "host" else root
+            etc = f"{self._state.layout.run}/etc-{len(self._hosts)}"
+            os.mkdir(etc, 0o755)
+            etcdir.compose(os.path.join(place, "etc"), etc)
+            self._hosts[root] = host.find_host(identity=self.identity, controllers=self.tree.controllers, etc=etc, root=place)
+        return self._hosts[root]
+
+    async def load_filter(self, name: str) -> None:
+        """Compiles a seccomp profile (a built-in name or the path of an OCI file) and hands it to the fork server, once.
+
+        Raises: PolicyError.
+        """
+        if name not in self._programs:
+            self._programs[name] = await self.call(compile_filter, name)
+        await self.server.add_filter(name, self._programs[name])
+
+    def _open_places(self) -> None:
+        close = self._closing.callback
+        path = self.config.state_dir
+        if path is None:
+            path = tempfile.mkdtemp(prefix="stockade-")
+            close(shutil.rmtree, path, ignore_errors=True)
+        self._state = StateDirectory.open(path)
+        close(self._state.close)
+        for entry in os.scandir(self._state.layout.run):  # of an executor that died here
+            shutil.rmtree(entry.path)
+        self._open_cgroup()
+        if self.identity is Identity.RANGE:
+            self.slots = IdSlots()
+            close(self.slots.close)
+        self.bank = Bank(self._state.layout.bank)
+        store = Store.open(self._state.layout.database)
+        close(store.close)
+        lost = recover(store, self._state.instance, account=self._account_of_lost)
+        self.registry = Registry(store, self._state.instance, recovered=lost)
+        close(self.registry.close)
+        self.pump = Pump()
+        close(self.pump.close)
+
+    def _open_cgroup(self) -> None:
+        base = cgroup.choose_base(is_root=self.identity is Identity.RANGE, wanted=self.config.cgroup)
+        cgroup.step_aside(base)
+        cgroup.sweep(base)
+        self.tree = cgroup.Tree(base, self._state.instance)
+        self._closing.callback(self.tree.close)
+
+    def _account_of_lost(self, record: JobRecord) -> JobRecord:
+        """What the bank holds of a job that died with its executor, which will write no more."""
+        self.bank.seal(record.id)
+        sizes = self.bank.account(record.id).sizes()
+        out = sizes.get("stdout", sizes.get("output", 0))
+        return record.with_(stdout_bytes=out, stderr_bytes=sizes.get("stderr", 0))
+
+    async def _start_server(self, on_lost: Callable[[], None]) -> None:
+        leaf = await self.call(self.tree.make_leaf, "server", CgroupLimits())
+        self._closing.callback(leaf.close)
+        log_path = f"{self._state.layout.run}/forkserver.log"
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self.server = await ForkServer.start(leaf=leaf, identity=self.identity, log=log, on_lost=on_lost)
+        except HostUnfit as error:
+            said = await self.call(_last_line, log_path)
+            raise HostUnfit(f"{error.message}; it said: {said!r}", feature=error.feature, hint=error.hint) from None
+        finally:
+            os.close(log)
+        self._closing.push_async_callback(self.server.close)
+        if self.config.cgroup_entry is CgroupEntry.AUTO:
+            scratch = await self.call(self.tree.make_leaf, "probe", CgroupLimits())
+            try:
+                await self.server.probe(scratch)
+            finally:
+                await self.call(scratch.remove)
+        else:
+            await self.server.enter_by_procs()
+
+
+def compile_filter(name: str) -> bytes:
+    """The BPF program of a seccomp profile for this machine. Blocks. Raises: PolicyError."""
+    if name.startswith("/"):
+        try:
+            with open(name, encoding="utf-8") as file:
+                text = file.read(1 << 20)
+        except (OSError, UnicodeDecodeError) as error:
+            raise PolicyError(
+                f"seccomp: the profile {name!r} cannot be read: {error}", field="seccomp", hint="name a readable file"
+            ) from None
+        profile = seccomp.parse_profile(text, origin=name)
+    else:
+        profile = seccomp.load_profile(name)
+    return seccomp.compile_profile(profile, os.uname().machine)
+
+
+def _last_line(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as log:
+        lines = log.read().splitlines()
+    return lines[-1][:300] if lines else "nothing"

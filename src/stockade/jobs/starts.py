@@ -1,0 +1,58 @@
+"""Whether a start is let in, and what its caller gets: the rules that the registry applies before a job has an id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from stockade.errors import InvalidRequest, TooManyJobs
+from stockade.jobs.records import JobRecord, JobRequest, differing
+
+NAMED_IDS: Final = 20  # ids in an error text at most
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A job as admitted; `fresh` is false where an earlier start with the same key made it. `written` ends with its commit."""
+
+    record: JobRecord
+    fresh: bool
+    written: Future[None]
+
+
+def again(known: JobRecord, request: JobRequest) -> Created:
+    """The job that the request's key made before.
+
+    Raises:
+        InvalidRequest: it made another command.
+    """
+    if others := differing(known, request):
+        raise InvalidRequest(
+            f"key {request.key!r} was used for job {known.id!r} with another {' and '.join(others)}",
+            field="key",
+            hint="use a new key for a new command",
+        )
+    written: Future[None] = Future()
+    written.set_result(None)
+    return Created(known, False, written)
+
+
+def admit(busy: Sequence[JobRecord], limit: int) -> None:
+    """Lets one more job in beside `busy`, the unsettled ones of its owner.
+
+    Raises:
+        TooManyJobs: the limit is reached; the text says which to kill (U-7).
+    """
+    if len(busy) >= limit:
+        raise TooManyJobs(
+            f"{len(busy)} jobs are not settled and at most {limit} may be: {named([record.id for record in busy])}",
+            hint="kill one of them or wait until one ends, then start this again",
+        )
+
+
+def named(ids: Sequence[str]) -> str:
+    """Ids for an error text, a bounded number of them."""
+    more = f" and {len(ids) - NAMED_IDS} more" if len(ids) > NAMED_IDS else ""
+    return f"{', '.join(ids[:NAMED_IDS])}{more}"

@@ -1,0 +1,245 @@
+"""The registry's database: one thread writes, whatever waits is written in one commit, and nothing is said before it is done.
+
+SQLite in WAL mode with synchronous=NORMAL: a commit is in the kernel's hands, so it survives SIGKILL of any process at any moment,
+and the file stays whole through a power cut. A power cut may take the last commits, as it takes the last bytes of the bank, which
+is not synced either; a registry that promised more than its outputs can would be no truer.
+
+A full disk costs no record: what could not be written is kept here, newest version of each, and written when there is room.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final
+
+from stockade.errors import Closed, StateError
+from stockade.jobs import schema
+from stockade.jobs.records import JobRecord
+from stockade.jobs.salvage import Repair, repair
+
+_log = logging.getLogger(__name__)
+
+GROUP: Final = 512  # submissions in one commit at most
+RETRY_SECONDS: Final = 0.25  # between attempts to write what could not be written
+CLOSE_SECONDS: Final = 10.0
+
+_REFUSALS: Final = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+
+_Key = tuple[str, str]  # what is changed: ("put" | "acknowledge" | "delete", job id)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Change:
+    key: _Key
+    write: Callable[[sqlite3.Connection], None]
+    record: JobRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    changes: tuple[_Change, ...]
+    done: Future[None] = field(default_factory=Future)
+
+
+class Store:
+    """The one writer of a registry's database; open it under the state directory's lock."""
+
+    def __init__(self, path: str, connection: sqlite3.Connection, version: int, repaired: Repair | None) -> None:
+        self.path = path
+        self.version = version
+        self.repaired = repaired
+        self._connection = connection
+        self._wake = threading.Condition()
+        self._queue: deque[_Submission] = deque()
+        self._backlog: dict[_Key, _Change] = {}
+        self._commits = 0
+        self._closing = False
+        self._writer = threading.Thread(target=self._write_loop, name="stockade-store", daemon=True)
+        self._writer.start()
+
+    @classmethod
+    def open(cls, path: str, *, migrations: Sequence[schema.Migration] = schema.MIGRATIONS) -> Store:
+        """Opens or makes the database; one that is damaged or foreign is set aside first (`repaired` says what was kept).
+
+        Raises:
+            StateError: a newer Stockade made it, or the directory cannot be written.
+        """
+        try:
+            repaired = repair(path, migrations)
+            connection = schema.connect(path)
+        except (sqlite3.Error, OSError) as why:
+            raise _unusable(path, why) from why
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA journal_size_limit = {8 << 20}")
+            connection.execute("BEGIN IMMEDIATE")
+            schema.migrate(connection, migrations)
+            connection.execute("COMMIT")
+        except sqlite3.Error as why:
+            connection.close()
+            raise _unusable(path, why) from why
+        except BaseException:
+            connection.close()
+            raise
+        return cls(path, connection, len(migrations), repaired)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def commits(self) -> int:
+        """How many transactions have been committed."""
+        return self._commits
+
+    @property
+    def unwritten(self) -> int:
+        """How many changes could not be written yet; they are kept and tried again."""
+        with self._wake:
+            return len(self._backlog)
+
+    def is_unwritten(self, job_id: str) -> bool:
+        """True where the database holds an older version of that job, or none, because a commit failed."""
+        with self._wake:
+            return ("put", job_id) in self._backlog or ("acknowledge", job_id) in self._backlog
+
+    def submit(self, record: JobRecord) -> Future[None]:
+        """Writes one record; the future ends after the commit, with StateError where it failed (and is tried again)."""
+        return self.submit_all((record,))
+
+    def submit_all(self, records: Iterable[JobRecord]) -> Future[None]:
+        """Writes records in one transaction; as `submit`."""
+        return self._submit(tuple(_put(record) for record in records))
+
+    def acknowledge(self, job_id: str) -> Future[None]:
+        """Marks a settled job as seen; as `submit`."""
+        return self._submit((_Change(("acknowledge", job_id), lambda to: schema.acknowledge(to, job_id)),))
+
+    def delete(self, job_id: str) -> Future[None]:
+        """Removes a settled job, for retention; refused with StateError where it is not settled."""
+        return self._submit((_Change(("delete", job_id), lambda to: schema.delete(to, job_id)),))
+
+    def flush(self, timeout: float) -> bool:
+        """Waits, at most `timeout` seconds, until all that was submitted has been tried; True where all of it is written."""
+        try:
+            self._submit(()).result(timeout)
+        except (TimeoutError, StateError, Closed):
+            return False
+        return self.unwritten == 0
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> int:
+        """Writes what waits, closes the database and says how many changes could not be written; once is enough."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._writer.join(timeout)
+        if self._writer.is_alive():
+            _log.error("the registry %s did not finish writing within %g s", self.path, timeout)
+        with self._wake:
+            return len(self._backlog) + sum(len(waiting.changes) for waiting in self._queue)
+
+    def _submit(self, changes: tuple[_Change, ...]) -> Future[None]:
+        submission = _Submission(changes)
+        submission.done.set_running_or_notify_cancel()  # nobody can take a commit back
+        with self._wake:
+            if self._closing:
+                raise Closed("the registry has been closed", hint="open a new executor on the state directory")
+            self._queue.append(submission)
+            self._wake.notify()
+        return submission.done
+
+    def _write_loop(self) -> None:
+        while (group := self._take()) is not None:
+            self._commit(group)
+        if self._backlog:
+            self._commit([])
+        self._connection.close()
+
+    def _take(self) -> list[_Submission] | None:
+        """What has gathered while the last commit ran; empty where the backlog's time has come, None at the end."""
+        with self._wake:
+            while not self._queue:
+                if self._closing:
+                    return None
+                if not self._wake.wait(RETRY_SECONDS if self._backlog else None) and self._backlog:
+                    return []
+            return [self._queue.popleft() for _ in range(min(GROUP, len(self._queue)))]
+
+    def _commit(self, group: list[_Submission]) -> None:
+        changes, refused = self._merged(group)
+        try:
+            if changes:
+                self._connection.execute("BEGIN IMMEDIATE")
+                for change in changes.values():
+                    try:
+                        change.write(self._connection)
+                    except _REFUSALS as why:  # this statement alone is undone
+                        refused[change] = StateError(f"the registry refuses to change job {change.key[1]!r}: {why}")
+                self._connection.execute("COMMIT")
+                self._commits += 1
+        except Exception as why:  # noqa: BLE001  (whatever it is, the writer lives on and says it)
+            self._fail(group, changes, refused, why)
+            return
+        with self._wake:
+            self._backlog.clear()
+        for submission in group:
+            # A version that a newer one replaced shares the newer one's fate.
+            fates = (refused.get(change) or refused.get(changes[change.key]) for change in submission.changes)
+            _resolve(submission, next(filter(None, fates), None))
+
+    def _merged(self, group: list[_Submission]) -> tuple[dict[_Key, _Change], dict[_Change, StateError]]:
+        """Backlog and group with one change a key, the newest; never one settled record over another."""
+        changes = dict(self._backlog)
+        refused: dict[_Change, StateError] = {}
+        for submission in group:
+            for change in submission.changes:
+                earlier = changes.get(change.key)
+                if earlier and earlier.record and earlier.record.settled and change.record != earlier.record:
+                    refused[change] = StateError(f"the registry refuses to change job {change.key[1]!r}: it is settled")
+                    continue
+                changes[change.key] = change
+        return changes, refused
+
+    def _fail(self, group: list[_Submission], changes: dict[_Key, _Change], refused: dict[_Change, StateError], why: Exception) -> None:
+        if self._connection.in_transaction:
+            try:
+                self._connection.execute("ROLLBACK")
+            except sqlite3.Error as again:
+                _log.error("the registry %s cannot roll back: %s", self.path, again)
+        with self._wake:
+            first = not self._backlog
+            self._backlog = {key: change for key, change in changes.items() if change not in refused}
+            waiting = len(self._backlog)
+        if first:
+            _log.error("the registry %s cannot be written (%s); %d changes are kept in memory", self.path, why, waiting)
+        for submission in group:
+            _resolve(submission, _unusable(self.path, why))
+
+
+def _put(record: JobRecord) -> _Change:
+    columns = schema.row(record)
+    return _Change(("put", record.id), lambda to: schema.put(to, columns), record)
+
+
+def _resolve(submission: _Submission, error: StateError | None) -> None:
+    if error is None:
+        submission.done.set_result(None)
+    else:
+        submission.done.set_exception(error)
+
+
+def _unusable(path: str, why: Exception) -> StateError:
+    return StateError(
+        f"the registry {path!r} cannot be written: {why}",
+        hint="make room on its file system, make the state directory writable, or name another one",
+    )

@@ -1,0 +1,302 @@
+"""The life of one job, told in order: prepare, launch, watch, end, settle.
+
+Every path through here ends in a settled record, and before that in a tree that is gone, streams that are closed and a cgroup that
+is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Final, ParamSpec
+
+from stockade.bank.bank import Account
+from stockade.bank.streams import Overflow, SinkFailed
+from stockade.errors import LaunchFailed, StockadeError
+from stockade.jobs.ending import Ending, classify
+from stockade.jobs.engine import Engine
+from stockade.jobs.records import JobError, JobRecord, Usage
+from stockade.jobs.states import JobState
+from stockade.jobs.watch import watch_limits
+from stockade.launcher.idslots import caller_map, range_map
+from stockade.launcher.outcome import Killed, Outcome, OutOfMemory, OutputLimited, Status
+from stockade.launcher.process import ProcessTree
+from stockade.launcher.spawn import LAUNCH_BOUND, Stdio
+from stockade.launcher.stdio import Stream
+from stockade.policy.model import Policy
+from stockade.sandbox import cgroup
+from stockade.sandbox.spec import JOB_GID, JOB_UID, SandboxSpec
+
+P = ParamSpec("P")
+
+DRAIN: Final = 5.0  # seconds that a stream may stay open after the last process of its job is gone
+
+
+class LiveJob:
+    """One job of this executor, from admission until it has settled."""
+
+    def __init__(self, engine: Engine, job_id: str, policy: Policy, spec: SandboxSpec, stdin: bytes | None) -> None:
+        self.engine = engine
+        self.id = job_id
+        self.policy = policy
+        self.spec = spec
+        self.ending = Ending()
+        self.first_signal = int(signal.SIGTERM)
+        self.error: StockadeError | None = None  # why it never ran
+        self.account: Account | None = None
+        self.has_account = asyncio.Event()
+        self.tree: ProcessTree | None = None
+        self.progress = asyncio.Event()  # set whenever a stream has grown or closed; for who follows
+        self.followers = 0
+        self.peak_sample: int | None = None
+        self.streams: list[Stream] = []
+        self._stdin = stdin
+        self._loop = asyncio.get_running_loop()
+        self._closed: dict[Stream, asyncio.Event] = {}
+        self._leaf: cgroup.Leaf | None = None
+        self._slot: int | None = None
+        self._began = 0.0
+        self._grace = policy.limits.grace
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> JobRecord:
+        """Lives it to the end; never raises but for cancellation, and returns the settled record."""
+        try:
+            tree = await self._launch()
+        except (StockadeError, OSError) as error:
+            await self._clean_up()
+            return await self._settle_failed(error)
+        watching = asyncio.create_task(watch_limits(self, tree), name=f"stockade-watch-{self.id}")
+        try:
+            status = await self._await_end(tree)
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+        wall = time.monotonic() - self._began
+        await self._drain()
+        usage = await self._clean_up()
+        return await self._settle(status, usage, wall)
+
+    def signal(self, number: int) -> bool:
+        """Sends a signal to every process of the job; False where it has none any more."""
+        return self.tree is not None and self.tree.signal(number)
+
+    def shorten_grace(self, seconds: float | None) -> float:
+        """Bounds the time between the first signal and SIGKILL, also while it runs; returns what holds now."""
+        if seconds is not None and seconds < self._grace:
+            self._grace = seconds
+            self._hurry.set()
+        return self._grace
+
+    async def _launch(self) -> ProcessTree:
+        """Account, leaf, pipes, clone; returns once the program has been executed."""
+        engine = self.engine
+        await engine.load_filter(self.spec.seccomp)
+        try:
+            pipes = await engine.call(self._prepare)
+        finally:
+            self.has_account.set()
+        try:
+            engine.registry.advance(self.id, JobState.STARTING)
+            uid_map = caller_map(JOB_UID, os.getuid()) if self._slot is None else range_map(self._slot)
+            gid_map = caller_map(JOB_GID, os.getgid()) if self._slot is None else range_map(self._slot)
+            assert self._leaf is not None
+            tree = self.tree = await engine.server.launch(
+                self.id, self.spec, uid_map=uid_map, gid_map=gid_map, leaf=self._leaf, stdio=pipes
+            )
+        finally:
+            for descriptor in {pipes.stdout, pipes.stderr, pipes.stdin} - {None}:
+                os.close(descriptor)  # type: ignore[arg-type]  # None is taken out
+        try:
+            async with asyncio.timeout(LAUNCH_BOUND):
+                await tree.wait_started()
+        except TimeoutError:
+            await tree.kill()
+            raise LaunchFailed(step="start", call="init", path=None, errno=None, hint="the host is overloaded") from None
+        self._began = time.monotonic()
+        engine.registry.advance(self.id, JobState.RUNNING)
+        return tree
+
+    def _prepare(self) -> Stdio:
+        """Makes what is on disk and in the kernel before the first process; blocks."""
+        engine, limits = self.engine, self.policy.limits
+        names = ("output",) if self.policy.merge_streams else ("stdout", "stderr")
+        self.account = engine.bank.open_account(self.id, streams=names, cap=limits.output, overflow=Overflow(self.policy.overflow))
+        if engine.slots is not None:
+            self._slot = engine.slots.take()
+        try:
+            self._leaf = engine.tree.make_leaf(f"job-{self.id}", self.spec.cgroup)
+        except OSError as error:
+            raise LaunchFailed(step="cgroup", call="write", path=error.filename, errno=error.errno, hint=error.strerror) from None
+        write_ends = []
+        for name in names:
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            write_ends.append(write_end)
+            if self._slot is not None:  # or /dev/stdout could not be opened by the job
+                first_id = range_map(self._slot)[1]
+                os.fchown(write_end, first_id + JOB_UID, first_id + JOB_GID)
+            self._loop.call_soon_threadsafe(self._add_stream, name, read_end)
+        stdin = None if self._stdin is None else _as_file(self._stdin)
+        return Stdio(stdout=write_ends[0], stderr=write_ends[-1], stdin=stdin)
+
+    def _add_stream(self, name: str, descriptor: int) -> None:
+        assert self.account is not None
+        stream = Stream(
+            name,
+            descriptor,
+            self.account.writer(name),
+            on_over_cap=self._from_pump(self._on_over_cap),
+            on_failed=self._from_pump(self._on_sink_failed),
+            on_progress=self._on_progress,
+            on_closed=self._from_pump(self._on_closed),
+        )
+        self.streams.append(stream)
+        self._closed[stream] = asyncio.Event()
+        self.engine.pump.add(stream)
+
+    def _from_pump(self, function: Callable[P, None]) -> Callable[P, None]:
+        """Passes a call of the pump's thread on to the event loop."""
+
+        def passed_on(*args: P.args, **kwargs: P.kwargs) -> None:
+            self._loop.call_soon_threadsafe(lambda: function(*args, **kwargs))
+
+        return passed_on
+
+    def _on_over_cap(self, stream: Stream) -> None:
+        self.ending.ask(OutputLimited(stream.name, self.policy.limits.output))
+
+    def _on_sink_failed(self, stream: Stream, error: Exception) -> None:
+        detail = error.message if isinstance(error, SinkFailed) else f"{stream.name} sink failed: {error}"
+        self.ending.ask(Killed(by="sink", detail=detail))
+
+    def _on_progress(self, stream: Stream) -> None:
+        if self.followers:
+            self._loop.call_soon_threadsafe(self.progress.set)
+
+    def _on_closed(self, stream: Stream) -> None:
+        self._closed[stream].set()
+        self.progress.set()
+
+    async def _await_end(self, tree: ProcessTree) -> Status | None:
+        """Waits for the command or for a cause, whichever is first, and until no process is left."""
+        ended = asyncio.create_task(tree.wait_ended())
+        asked = asyncio.create_task(self.ending.wait())
+        try:
+            await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                await self._escalate(tree, ended)
+            self.ending.close()
+            await tree.kill()
+            return tree.status
+        finally:
+            for task in (ended, asked):
+                task.cancel()
+
+    async def _escalate(self, tree: ProcessTree, ended: asyncio.Task[Status | None]) -> None:
+        """The first signal to every process, then the grace; the caller kills what is left."""
+        self.engine.registry.advance(self.id, JobState.STOPPING)
+        if isinstance(self.ending.cause, OutOfMemory):
+            return  # no time to be polite: every moment costs the host memory
+        tree.leaf.freeze(frozen=False)
+        tree.signal(self.first_signal)
+        began = time.monotonic()
+        while not ended.done() and (left := began + self._grace - time.monotonic()) > 0:
+            self._hurry.clear()
+            hurried = asyncio.create_task(self._hurry.wait())
+            await asyncio.wait({ended, hurried}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
+
+    async def _drain(self) -> None:
+        """Every byte up to the end of file; a pipe that somebody outside still holds is given up after a while (U-11)."""
+        for stream, closed in self._closed.items():
+            try:
+                async with asyncio.timeout(DRAIN):
+                    await closed.wait()
+            except TimeoutError:
+                self.ending.notes.append(f"{stream.name} was still held open {DRAIN:g} s after the last process was gone")
+                self.engine.pump.abandon(stream)
+                await closed.wait()
+
+    async def _clean_up(self) -> cgroup.Usage:
+        """Closes and removes everything but the record; the counters are read just before the leaf goes."""
+        await self._drain()
+        if self.tree is not None:
+            with contextlib.suppress(TimeoutError):
+                await self.tree.kill()
+            self.tree.close()
+        return await self.engine.call(self._remove)
+
+    def _remove(self) -> cgroup.Usage:
+        usage = cgroup.Usage()
+        if self._leaf is not None:
+            usage = self._leaf.usage()
+            try:
+                self._leaf.remove()
+            except OSError as error:
+                self._leaf.close()
+                self.ending.notes.append(f"the cgroup could not be removed: {error.strerror}")
+        if self._slot is not None and self.engine.slots is not None:
+            self.engine.slots.give_back(self._slot)
+            self._slot = None
+        if self.account is not None:
+            self.account.close()
+        return usage
+
+    async def _settle(self, status: Status | None, usage: cgroup.Usage, wall: float) -> JobRecord:
+        outcome = classify(self.ending.cause, status, usage, self.policy.limits.memory)
+        if isinstance(outcome, OutOfMemory) and outcome.peak is None:
+            outcome = dataclasses.replace(outcome, peak=self.peak_sample)
+        if usage.oom_kills and not isinstance(outcome, OutOfMemory):
+            self.ending.notes.append(f"{usage.oom_kills} processes were killed: out of memory, but the command went on")
+        record_usage = Usage(
+            wall=wall,
+            user=usage.user_cpu,
+            system=usage.system_cpu,
+            throttled=usage.throttled,
+            peak_memory=usage.peak_memory,
+            peak_processes=usage.peak_processes,
+            io_read=usage.read_bytes,
+            io_written=usage.written_bytes,
+        )
+        return await self._committed(outcome, wall, usage=record_usage)
+
+    async def _settle_failed(self, error: StockadeError | OSError) -> JobRecord:
+        if not isinstance(error, StockadeError):
+            error = LaunchFailed(step="prepare", call="system call", path=error.filename, errno=error.errno)
+        self.error = error
+        if self.ending.cause is not None:  # it was ended before it could run
+            self.engine.registry.advance(self.id, JobState.STOPPING)
+            return await self._committed(self.ending.cause, None)
+        return await self._committed(JobError.of(error), None)
+
+    async def _committed(self, ending: Outcome | JobError, duration: float | None, **changes: Any) -> JobRecord:
+        sizes = {} if self.account is None else self.account.sizes()
+        if self.ending.notes:
+            self.engine.registry.note(self.id, *self.ending.notes)
+        future = self.engine.registry.settle(
+            self.id,
+            ending,
+            duration=duration,
+            stdout_bytes=sizes.get("stdout", sizes.get("output", 0)),
+            stderr_bytes=sizes.get("stderr", 0),
+            **changes,
+        )
+        return await asyncio.wrap_future(future)
+
+
+def _as_file(data: bytes) -> int:
+    """A sealed memory file with the command's whole input: nothing to pump, and nobody to wait for when it is not read."""
+    descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(descriptor)
