@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from stockade.bank.index import boundary_after, byte_of_char
+from stockade.bank.index import byte_of_char
 from stockade.bank.streams import Stream
 from stockade.bank.windows import DEFAULT_CHARS, MAX_CHARS, clamp, held_back
 
@@ -51,14 +51,13 @@ class Cursor:
         with self._lock:
             self._stream.refresh()
             extent = self._stream.extent()
-            begin = max(self._position, extent.start)
+            begin = self._position
+            if begin < extent.start:
+                begin = self._stream.boundary_from(extent.start)
             size = max(0, min(4 * limit + 8, extent.total - begin))
             data = self._stream.pread(begin, size)
             if len(data) < size:
                 return self._missing(begin, data, extent.total)
-            if begin > self._position:
-                skipped = boundary_after(data)
-                begin, data = begin + skipped, data[skipped:]
             lost = begin - self._position
             at_end = extent.finished and begin + len(data) >= extent.total
             text, used = (data.decode("utf-8", "replace"), len(data)) if at_end else held_back(data)

@@ -75,7 +75,7 @@ class Metadata(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: Literal[1] = 1
-    artifact_id: Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,127}\Z")]
+    artifact_id: Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,127}\z")]
     label: Annotated[str, Field(min_length=1, max_length=4_096)]
     kind: ArtifactKind
     content_type: ContentType = "text"
@@ -86,7 +86,7 @@ class Metadata(BaseModel):
     lost_bytes: Annotated[int, Field(ge=0)] = 0
     created_at: float
     preview: Annotated[str, Field(max_length=MAX_PREVIEW_CHARS + 1)]
-    origin_hex: Annotated[str, Field(pattern=r"\A([0-9a-f]{2})+\Z")] | None = None
+    origin_hex: Annotated[str, Field(pattern=r"\A([0-9a-f]{2})+\z")] | None = None
     executable: bool = False
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from stockade.bank.index import Mark, TextIndex
+from stockade.bank.index import Mark, TextIndex, boundary_after, first_char_width
 from stockade.bank.private import Directory
 from stockade.bank.segments import Segments
 from stockade.errors import StockadeError
@@ -139,6 +139,16 @@ class Stream:
     def pread(self, offset: int, size: int) -> bytes:
         """The stream's bytes from `offset`, at most `size`; fewer at the end, or where a file is gone."""
         return self.segments.pread(offset, size)
+
+    def boundary_from(self, offset: int) -> int:
+        """The first byte at or after `offset` at which a character of the whole stream begins; reads ten bytes."""
+        floor = self.segments.start  # Segments begin at a boundary.
+        begin = max(offset - 6, floor)
+        data = self.pread(begin, offset - begin + 4)
+        position = 0 if begin == floor else boundary_after(data)
+        while begin + position < offset and position < len(data):
+            position += first_char_width(data, position)
+        return max(begin + position, offset)
 
     def refresh(self) -> None:
         """Look at the disk again: for a reader in another process than the writer's. Raises: OSError."""

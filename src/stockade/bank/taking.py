@@ -146,6 +146,9 @@ class _Taking:
             stored_as, target = self._target(path)
             try:
                 copy_data(source, target, status.st_size)
+            except OSError:
+                os.ftruncate(target, 0)  # What follows may still fit.
+                raise
             finally:
                 os.close(target)
             self._bytes += status.st_size

@@ -12,7 +12,7 @@ from codecs import utf_8_decode
 from dataclasses import dataclass
 from typing import Final
 
-from stockade.bank.index import STEP, Mark, TextIndex, boundary_after, byte_of_char, first_char_width
+from stockade.bank.index import STEP, Mark, TextIndex, byte_of_char, first_char_width
 from stockade.bank.streams import Extent, Stream
 
 DEFAULT_CHARS: Final = 50_000
@@ -187,9 +187,9 @@ class StreamReader:
         """The first `chars` characters that are kept; costs O(chars) even where nothing has been counted yet."""
         self._stream.refresh()
         extent = self._stream.extent()
-        data = self._stream.pread(extent.start, min(extent.size, 4 * max(chars, 0) + 8))
-        whole = extent.finished and len(data) >= extent.size
-        return _decoded(data if extent.start == 0 else data[boundary_after(data) :], whole)[:chars]
+        begin = self._stream.boundary_from(extent.start) if extent.start else 0
+        data = self._stream.pread(begin, max(0, min(extent.total - begin, 4 * max(chars, 0) + 8)))
+        return _decoded(data, finished=extent.finished and begin + len(data) >= extent.total)[:chars]
 
     def tail(self, chars: int) -> Tail:
         """The last `chars` characters, from a character boundary (U-21); costs O(chars)."""
@@ -197,18 +197,16 @@ class StreamReader:
         extent = self._stream.extent()
         chars = clamp(chars, 1, MAX_CHARS)
         offset = max(extent.start, extent.total - 4 * chars - 8)
-        data = self._stream.pread(offset, extent.total - offset)
-        skipped = boundary_after(data) if offset else 0
-        data = data[skipped:]
-        text = _decoded(data, extent.finished)
+        offset = self._stream.boundary_from(offset) if offset else 0
+        data = self._stream.pread(offset, max(0, extent.total - offset))
+        text = _decoded(data, finished=extent.finished)
         over = len(text) - chars
         if over > 0:
-            cut = byte_of_char(data, over)
-            return Tail(text[over:], offset + skipped + cut, extent.total, False)
-        return Tail(text, offset + skipped, extent.total, offset == 0)
+            return Tail(text[over:], offset + byte_of_char(data, over), extent.total, False)
+        return Tail(text, offset, extent.total, offset == 0)
 
 
-def _decoded(data: bytes, finished: bool) -> str:
+def _decoded(data: bytes, *, finished: bool) -> str:
     if finished:
         return data.decode("utf-8", "replace")
     return held_back(data)[0]

@@ -73,6 +73,14 @@ class Engine:
         await self._closing.aclose()
         await asyncio.to_thread(self._files.shutdown)
 
+    def _on_close(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Has something that blocks called on close, in reverse order."""
+
+        async def later() -> None:
+            await self.call(function, *args, **kwargs)
+
+        self._closing.push_async_callback(later)
+
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs something that blocks, on a thread of this engine."""
         loop = asyncio.get_running_loop()
@@ -98,7 +106,7 @@ class Engine:
         await self.server.add_filter(name, self._programs[name])
 
     def _open_places(self) -> None:
-        close = self._closing.callback
+        close = self._on_close
         path = self.config.state_dir
         if path is None:
             path = tempfile.mkdtemp(prefix="stockade-")
@@ -112,6 +120,7 @@ class Engine:
             self.slots = IdSlots()
             close(self.slots.close)
         self.bank = Bank(self._state.layout.bank)
+        close(delattr, self, "bank")  # its descriptors are closed with their last holder
         store = Store.open(self._state.layout.database)
         close(store.close)
         lost = recover(store, self._state.instance, account=self._account_of_lost)
@@ -125,7 +134,7 @@ class Engine:
         cgroup.step_aside(base)
         cgroup.sweep(base)
         self.tree = cgroup.Tree(base, self._state.instance)
-        self._closing.callback(self.tree.close)
+        self._on_close(self.tree.close)
 
     def _account_of_lost(self, record: JobRecord) -> JobRecord:
         """What the bank holds of a job that died with its executor, which will write no more."""
@@ -136,7 +145,7 @@ class Engine:
 
     async def _start_server(self, on_lost: Callable[[], None]) -> None:
         leaf = await self.call(self.tree.make_leaf, "server", CgroupLimits())
-        self._closing.callback(leaf.close)
+        self._on_close(leaf.close)
         log_path = f"{self._state.layout.run}/forkserver.log"
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:

@@ -25,8 +25,8 @@ from stockade.jobs.states import JobState
 from stockade.jobs.watch import watch_limits
 from stockade.launcher.idslots import caller_map, range_map
 from stockade.launcher.outcome import Killed, Outcome, OutOfMemory, OutputLimited, Status
-from stockade.launcher.process import ProcessTree
-from stockade.launcher.spawn import LAUNCH_BOUND, Stdio
+from stockade.launcher.process import KILL_BOUND, ProcessTree
+from stockade.launcher.spawn import LAUNCH_BOUND, Request
 from stockade.launcher.stdio import Stream
 from stockade.policy.model import Policy
 from stockade.sandbox import cgroup
@@ -54,6 +54,7 @@ class LiveJob:
         self.progress = asyncio.Event()  # set whenever a stream has grown or closed; for who follows
         self.followers = 0
         self.peak_sample: int | None = None
+        self.is_frozen = False
         self.streams: list[Stream] = []
         self._stdin = stdin
         self._loop = asyncio.get_running_loop()
@@ -99,20 +100,16 @@ class LiveJob:
         engine = self.engine
         await engine.load_filter(self.spec.seccomp)
         try:
-            pipes = await engine.call(self._prepare)
+            request = await engine.call(self._prepare)
         finally:
             self.has_account.set()
         try:
             engine.registry.advance(self.id, JobState.STARTING)
             uid_map = caller_map(JOB_UID, os.getuid()) if self._slot is None else range_map(self._slot)
             gid_map = caller_map(JOB_GID, os.getgid()) if self._slot is None else range_map(self._slot)
-            assert self._leaf is not None
-            tree = self.tree = await engine.server.launch(
-                self.id, self.spec, uid_map=uid_map, gid_map=gid_map, leaf=self._leaf, stdio=pipes
-            )
+            tree = self.tree = await engine.server.launch(request, uid_map=uid_map, gid_map=gid_map)
         finally:
-            for descriptor in {pipes.stdout, pipes.stderr, pipes.stdin} - {None}:
-                os.close(descriptor)  # type: ignore[arg-type]  # None is taken out
+            request.close()
         try:
             async with asyncio.timeout(LAUNCH_BOUND):
                 await tree.wait_started()
@@ -123,7 +120,7 @@ class LiveJob:
         engine.registry.advance(self.id, JobState.RUNNING)
         return tree
 
-    def _prepare(self) -> Stdio:
+    def _prepare(self) -> Request:
         """Makes what is on disk and in the kernel before the first process; blocks."""
         engine, limits = self.engine, self.policy.limits
         names = ("output",) if self.policy.merge_streams else ("stdout", "stderr")
@@ -134,16 +131,23 @@ class LiveJob:
             self._leaf = engine.tree.make_leaf(f"job-{self.id}", self.spec.cgroup)
         except OSError as error:
             raise LaunchFailed(step="cgroup", call="write", path=error.filename, errno=error.errno, hint=error.strerror) from None
-        write_ends = []
-        for name in names:
-            read_end, write_end = os.pipe2(os.O_CLOEXEC)
-            write_ends.append(write_end)
-            if self._slot is not None:  # or /dev/stdout could not be opened by the job
-                first_id = range_map(self._slot)[1]
-                os.fchown(write_end, first_id + JOB_UID, first_id + JOB_GID)
-            self._loop.call_soon_threadsafe(self._add_stream, name, read_end)
-        stdin = None if self._stdin is None else _as_file(self._stdin)
-        return Stdio(stdout=write_ends[0], stderr=write_ends[-1], stdin=stdin)
+        request = Request(self.id, self.spec, self._leaf)
+        try:
+            for name in names:
+                read_end, write_end = os.pipe2(os.O_CLOEXEC)
+                request.descriptors.append(write_end)
+                self._loop.call_soon_threadsafe(self._add_stream, name, read_end)
+                if self._slot is not None:  # or /dev/stdout could not be opened by the job
+                    first_id = range_map(self._slot)[1]
+                    os.fchown(write_end, first_id + JOB_UID, first_id + JOB_GID)
+            if len(names) == 1:
+                request.descriptors.append(os.dup(request.descriptors[-1]))
+            if self._stdin is not None:
+                request.descriptors.append(_as_file(self._stdin))
+        except BaseException:
+            request.close()
+            raise
+        return request
 
     def _add_stream(self, name: str, descriptor: int) -> None:
         assert self.account is not None
@@ -192,7 +196,9 @@ class LiveJob:
             if not ended.done():
                 await self._escalate(tree, ended)
             self.ending.close()
-            await tree.kill()
+            if not ended.done():
+                await tree.kill()
+            await tree.wait_gone()
             return tree.status
         finally:
             for task in (ended, asked):
@@ -203,7 +209,8 @@ class LiveJob:
         self.engine.registry.advance(self.id, JobState.STOPPING)
         if isinstance(self.ending.cause, OutOfMemory):
             return  # no time to be polite: every moment costs the host memory
-        tree.leaf.freeze(frozen=False)
+        if self.is_frozen:
+            await self.engine.call(tree.leaf.freeze, frozen=False)
         tree.signal(self.first_signal)
         began = time.monotonic()
         while not ended.done() and (left := began + self._grace - time.monotonic()) > 0:
@@ -227,14 +234,14 @@ class LiveJob:
         """Closes and removes everything but the record; the counters are read just before the leaf goes."""
         await self._drain()
         if self.tree is not None:
-            with contextlib.suppress(TimeoutError):
-                await self.tree.kill()
             self.tree.close()
         return await self.engine.call(self._remove)
 
     def _remove(self) -> cgroup.Usage:
         usage = cgroup.Usage()
         if self._leaf is not None:
+            if not self._leaf.wait_empty(KILL_BOUND):
+                self.ending.notes.append(f"processes {self._leaf.processes()} were still there {KILL_BOUND:g} s after they were killed")
             usage = self._leaf.usage()
             try:
                 self._leaf.remove()
@@ -287,6 +294,10 @@ class LiveJob:
             stderr_bytes=sizes.get("stderr", 0),
             **changes,
         )
+        # The account's descriptors are closed with their last holder, and we are in cycles with our own callbacks.
+        self.account, self.tree = None, None
+        self.streams.clear()
+        self._closed.clear()
         return await asyncio.wrap_future(future)
 
 

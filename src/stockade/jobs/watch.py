@@ -49,6 +49,6 @@ async def _look(job: LiveJob, tree: ProcessTree, began: float, *, samples_memory
         held = await job.engine.call(tree_memory, tree.leaf, limits.memory)
         job.peak_sample = max(held, job.peak_sample or 0)
         if held > limits.memory:
-            processes = len(tree.leaf.processes())
+            processes = len(await job.engine.call(tree.leaf.processes))
             return job.ending.ask(OutOfMemory(limit=limits.memory, peak=held, processes=processes))
     return False

@@ -1,14 +1,13 @@
 """One sandboxed process tree: its pidfd, its cgroup leaf and init's report channel; the one place where trees are ended.
 
-A tree is gone when its init is (the kernel ends a pid namespace before its init is reaped) and its cgroup is empty. Killing is by
-cgroup.kill, in a loop until the cgroup is empty, so it reaches what was forked meanwhile; never by process group, never by pid.
+A tree is gone when its init is: the kernel ends every process of a pid namespace before its init can be reaped. Killing is by
+cgroup.kill, again and again until then, so it reaches what was forked meanwhile; never by process group, never by pid.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import select
 import socket
 from typing import Any
 
@@ -62,9 +61,8 @@ class ProcessTree:
         return self._status
 
     async def wait_gone(self) -> None:
-        """Waits until no process of the tree is left."""
+        """Waits until init, and with it every process of its pid namespace, is gone."""
         await asyncio.shield(self._gone)
-        await wait_empty(self.leaf, KILL_BOUND)
 
     def signal(self, number: int) -> bool:
         """Has init send a signal to every process of the job (its `kill(-1)`, then SIGCONT); False where init is gone."""
@@ -81,11 +79,10 @@ class ProcessTree:
         """
         async with asyncio.timeout(KILL_BOUND):
             while True:
-                self.leaf.kill()
+                await asyncio.to_thread(self.leaf.kill)
                 try:
                     async with asyncio.timeout(_RETRY):
-                        await asyncio.shield(self._gone)
-                        await wait_empty(self.leaf, KILL_BOUND)
+                        await self.wait_gone()
                         return
                 except TimeoutError:
                     continue  # a process that forked during the kill (before Linux 6.14), or one in the D state
@@ -122,7 +119,7 @@ class ProcessTree:
                 self._refused = LaunchFailed(
                     step=self._step(), call="report", path=None, errno=None, hint=f"init broke its protocol: {error}"
                 )
-                self.leaf.kill()
+                self._report.close()  # which ends init
                 return
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -176,29 +173,3 @@ def _launch_failed(message: dict[str, Any]) -> LaunchFailed:
 def launch_hint(step: str, call: str) -> str | None:
     """The way out of a step that failed, where one is known."""
     return _HINTS.get((step, call))
-
-
-async def wait_empty(leaf: Leaf, bound: float) -> None:
-    """Waits until the leaf has no live process. Raises: TimeoutError after `bound` seconds."""
-    if not leaf.is_populated():
-        return
-    loop = asyncio.get_running_loop()
-    changed = asyncio.Event()
-    events = leaf.open_events()
-    # kernfs files are always "readable"; only POLLPRI says that something changed, and asyncio cannot ask for it by itself.
-    with select.epoll() as epoll:
-        epoll.register(events, select.EPOLLPRI | select.EPOLLET)
-
-        def on_change() -> None:
-            epoll.poll(0)
-            changed.set()
-
-        loop.add_reader(epoll.fileno(), on_change)
-        try:
-            async with asyncio.timeout(bound):
-                while leaf.is_populated():
-                    await changed.wait()
-                    changed.clear()
-        finally:
-            loop.remove_reader(epoll.fileno())
-            os.close(events)

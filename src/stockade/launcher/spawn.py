@@ -16,7 +16,7 @@ import socket
 import subprocess  # noqa: TID251
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from errno import ETIMEDOUT
 from typing import Any
 
 from stockade.errors import Closed, HostUnfit, LaunchFailed, Protocol
@@ -31,13 +31,22 @@ LAUNCH_BOUND = 30.0  # seconds until it must have answered a request
 _BOOT = "import sys; sys.path[:0] = sys.argv[5:]; from stockade.sandbox.forkserver import main; main()"
 
 
-@dataclass(frozen=True, slots=True)
-class Stdio:
-    """Descriptors that become the command's streams; `stdin` None is /dev/null. The caller keeps and closes them."""
+class Request:
+    """One job's request with the descriptors that go with it; closes them."""
 
-    stdout: int
-    stderr: int
-    stdin: int | None = None
+    def __init__(self, job: str, spec: SandboxSpec, leaf: Leaf) -> None:
+        """Writes the request to memory and opens the leaf's cgroup.procs; blocks."""
+        self.job = job
+        self.leaf = leaf
+        self.body = protocol.write_body(spec.wire())
+        self.descriptors = [leaf.open_procs()]
+
+    def close(self) -> None:
+        """Closes its descriptors; the fork server has its own by then."""
+        for descriptor in (self.body, *self.descriptors):
+            os.close(descriptor)
+        self.descriptors.clear()
+        self.body = -1
 
 
 class ForkServer:
@@ -97,36 +106,30 @@ class ForkServer:
             await self._send(protocol.encode("filter", name=name, program=base64.b64encode(program).decode()))
             self._filters.add(name)
 
-    async def launch(self, job: str, spec: SandboxSpec, *, uid_map: IdMap, gid_map: IdMap, leaf: Leaf, stdio: Stdio) -> ProcessTree:
-        """Clones a job's init into `leaf`; returns at once, `ProcessTree.wait_started` tells when the program runs.
+    async def launch(self, request: Request, *, uid_map: IdMap, gid_map: IdMap) -> ProcessTree:
+        """Clones a job's init into its leaf; returns at once, `ProcessTree.wait_started` tells when the program runs.
 
-        Raises: LaunchFailed; Closed, where the fork server is gone. `leaf` stays the caller's.
+        Raises: LaunchFailed; Closed, where the fork server is gone. The leaf stays the caller's.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        request, cgroup_procs = protocol.write_body(spec.wire()), -1
         answer: asyncio.Future[int] = self._loop.create_future()
-        self._answers[job] = answer
+        self._answers[request.job] = answer
+        body = os.dup(request.body)
         try:
-            cgroup_procs = leaf.open_procs()
-            descriptors: tuple[int, ...] = (request, theirs.fileno(), leaf.directory, cgroup_procs, stdio.stdout, stdio.stderr)
-            if stdio.stdin is not None:
-                descriptors += (stdio.stdin,)
-            await self._send(protocol.encode("launch", job=job, uid_map=uid_map, gid_map=gid_map), descriptors)
+            message = protocol.encode("launch", job=request.job, uid_map=uid_map, gid_map=gid_map)
+            await self._send(message, (body, theirs.fileno(), request.leaf.directory, *request.descriptors))
             async with asyncio.timeout(LAUNCH_BOUND):
                 pidfd = await answer
         except BaseException as error:
             ours.close()
-            os.close(request)
+            os.close(body)
             if isinstance(error, TimeoutError):
-                leaf.kill()
-                raise LaunchFailed(step="clone", call="fork server", path=None, errno=110, hint="the host is overloaded") from None
+                raise LaunchFailed(step="clone", call="fork server", path=None, errno=ETIMEDOUT, hint="the host is overloaded") from None
             raise
         finally:
-            self._answers.pop(job, None)
+            self._answers.pop(request.job, None)
             theirs.close()
-            if cgroup_procs >= 0:
-                os.close(cgroup_procs)
-        return ProcessTree(pidfd=pidfd, report=ours, request=request, leaf=leaf)
+        return ProcessTree(pidfd=pidfd, report=ours, request=body, leaf=request.leaf)
 
     async def close(self) -> None:
         """Ends the fork server, and with it every job that still runs; waits for its end."""

@@ -110,7 +110,7 @@ def cpu_numbers(written: str) -> frozenset[int]:
 def _cpuset(value: Any) -> str | None:
     if value is None:
         return None
-    if not isinstance(value, str) or not _CPU_LIST.match(value) or not cpu_numbers(value):
+    if not isinstance(value, str) or not _CPU_LIST.match(value) or not all(cpu_numbers(part) for part in value.split(",")):
         raise ValueError(f"{shown(value)} is not a list of CPUs: give numbers and ranges, such as '0-3,8'")
     return value
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
+import time
 from dataclasses import dataclass
 
 from stockade.errors import HostUnfit
@@ -20,6 +22,7 @@ CONTROLLERS = ("memory", "pids", "cpu", "io", "cpuset")
 SUPERVISOR = "stockade-supervisor"  # where an executor's own process goes when it stands in the way of delegation
 PREFIX = "stockade-"
 _ATTEMPTS = 10
+_RETRY = 0.5  # seconds between two writes to cgroup.kill
 _CPU_PERIOD = 100_000  # microseconds; the kernel's default
 
 
@@ -137,9 +140,22 @@ class Leaf:
             refused_forks=pids_events.get("max"),
         )
 
-    def open_events(self) -> int:
-        """A descriptor of cgroup.events: poll(2) reports POLLPRI when `populated` or `frozen` changes."""
-        return os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.directory)
+    def wait_empty(self, bound: float) -> bool:
+        """Waits until no live process is in it, killing what is found; False after `bound` seconds. Blocks."""
+        deadline = time.monotonic() + bound
+        events = os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.directory)
+        try:
+            poll = select.poll()
+            poll.register(events, select.POLLPRI)
+            while self.is_populated():
+                if (left := deadline - time.monotonic()) <= 0:
+                    return False
+                self.kill()
+                poll.poll(min(left, _RETRY) * 1000)
+                os.pread(events, 4096, 0)
+            return True
+        finally:
+            os.close(events)
 
     def open_procs(self) -> int:
         """A descriptor of cgroup.procs for writing; a process that writes 0 to it joins."""

@@ -93,7 +93,7 @@ class ForkServer:
         try:
             data, descriptors = protocol.receive(self._channel)
         except ConnectionResetError:  # the executor went away with something of ours unread
-            data = b""
+            data, descriptors = b"", []
         if not data:
             self._end()
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from errno import EINVAL
 
 import prctl
 
@@ -94,14 +95,17 @@ def _own_status() -> dict[str, str]:
     return dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
 
 
-def set_limits(limits: list[list[object]]) -> None:
-    """Sets each [name, value] of getrlimit(2), soft and hard alike."""
+def set_limits(limits: list[tuple[str, int]]) -> None:
+    """Sets each (name, value) of getrlimit(2), soft and hard alike; a hard limit that is lower already stays."""
     for name, value in limits:
         number = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(number)[1]
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
         try:
-            resource.setrlimit(number, (value, value))  # type: ignore[arg-type]  # wire form: checked by the kernel
+            resource.setrlimit(number, (value, value))
         except (OSError, ValueError) as error:
-            raise syscalls.KernelError("setrlimit", f"RLIMIT_{name}", getattr(error, "errno", None) or 1) from None
+            raise syscalls.KernelError("setrlimit", f"RLIMIT_{name}", getattr(error, "errno", None) or EINVAL) from None
 
 
 def default_signals() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from errno import ENODEV, ENOENT
 from typing import Any
 
@@ -163,10 +163,13 @@ def _seal_proc(root: int) -> None:
     covers: list[tuple[str, int]] = []
     directories: list[str] = []
     try:
-        for name in PROC_READ_ONLY:
-            _with_entry(proc, name, lambda entry, name=name: covers.append((name, _read_only(entry))))
-        for name in PROC_MASKED:
-            _with_entry(proc, name, lambda entry, name=name: _cover(entry, name, null, covers, directories))
+        for name, entry in _entries(proc, PROC_READ_ONLY):
+            covers.append((name, mounts.detach_copy(entry, read_only=True, recursive=False)))
+        for name, entry in _entries(proc, PROC_MASKED):
+            if stat.S_ISDIR(os.fstat(entry).st_mode):
+                directories.append(name)
+            else:
+                covers.append((name, mounts.detach_copy(null, read_only=True, device=True, recursive=False)))
         namespaces.forbid_nested_namespaces(proc)
         for name in directories:
             flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
@@ -184,27 +187,17 @@ def _seal_proc(root: int) -> None:
         os.close(proc)
 
 
-def _with_entry(proc: int, name: str, use: Callable[[int], None]) -> None:
-    """Calls `use` with a descriptor of an entry of /proc, where this kernel has it."""
-    try:
-        entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=proc)
-    except FileNotFoundError:
-        return
-    try:
-        use(entry)
-    finally:
-        os.close(entry)
-
-
-def _read_only(entry: int) -> int:
-    return mounts.detach_copy(entry, read_only=True, recursive=False)
-
-
-def _cover(entry: int, name: str, null: int, covers: list[tuple[str, int]], directories: list[str]) -> None:
-    if stat.S_ISDIR(os.fstat(entry).st_mode):
-        directories.append(name)
-    else:
-        covers.append((name, mounts.detach_copy(null, read_only=True, device=True, recursive=False)))
+def _entries(proc: int, names: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """(name, O_PATH descriptor) of those entries of /proc that this kernel has; each is closed when the next is asked for."""
+    for name in names:
+        try:
+            entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=proc)
+        except FileNotFoundError:
+            continue
+        try:
+            yield name, entry
+        finally:
+            os.close(entry)
 
 
 _MAKE: dict[str, Callable[[int, list[Any]], None]] = {

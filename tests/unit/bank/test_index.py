@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ def test_the_offset_of_every_character_is_where_its_bytes_begin(data: bytes) -> 
     offsets = [byte_of_char(data, count) for count in range(len(text) + 1)]
     assert offsets[0] == 0
     assert offsets[-1] == len(data)
-    assert [data[a:b].decode("utf-8", "replace") for a, b in zip(offsets, offsets[1:])] == list(text)
+    assert [data[a:b].decode("utf-8", "replace") for a, b in itertools.pairwise(offsets)] == list(text)
 
 
 @given(payloads, st.integers(0, 400))

@@ -74,10 +74,15 @@ def test_a_tail_is_the_last_cap_bytes_and_costs_little_more_disk(
 def test_a_full_disk_ends_the_stream_with_a_truthful_count(small_disk: Path) -> None:
     account = Bank(small_disk / "bank").open_account("job", cap=64 * MIB)
     writer, written = account.writer("stdout"), 0
-    with pytest.raises(SinkFailed) as caught:
+
+    def fill() -> None:
+        nonlocal written
         while True:
             writer.write(bytes([written % 251]) * 70_001)
             written += 1
+
+    with pytest.raises(SinkFailed) as caught:
+        fill()
     size = account.reader("stdout").size
     assert (caught.value.errno, caught.value.persisted) == (errno.ENOSPC, size)
     assert "stdout sink failed" in str(caught.value)

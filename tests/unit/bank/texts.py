@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import strategies as st
 
 _PIECES = st.sampled_from(
@@ -18,4 +20,4 @@ cuts = st.lists(st.integers(0, 400), max_size=8)
 def chunks(data: bytes, at: list[int]) -> list[bytes]:
     """`data` cut at the places `at`."""
     edges = sorted({0, len(data), *(place for place in at if place < len(data))})
-    return [data[begin:end] for begin, end in zip(edges, edges[1:])]
+    return [data[begin:end] for begin, end in itertools.pairwise(edges)]

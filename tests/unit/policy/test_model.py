@@ -223,6 +223,7 @@ def test_none_is_no_limit_and_text_can_say_it(field):
         ("grace", 3601, "to 3600s"),
         ("cpuset", "0-", "'0-3,8'"),
         ("cpuset", "3-1", "'0-3,8'"),
+        ("cpuset", "0,3-1", "'0-3,8'"),
         ("cpuset", 1, "'0-3,8'"),
         ("io", "254:0 rbps=1", "give a list"),
         ("io", ["254:0"], "254:0 rbps=1048576"),

@@ -19,12 +19,23 @@ CALLER = {"LC_ALL": "C", "EDITOR": "vi", "API_TOKEN": "s3cret", "PROXY": "http:/
 
 @st.composite
 def fields(draw):
+    return {**draw(paths()), **draw(others())}
+
+
+@st.composite
+def paths(draw):
     kinds = draw(st.lists(st.tuples(st.sampled_from(PATHS), st.sampled_from(["ro", "rw", "workspace"])), unique_by=lambda kind: kind[0]))
     workspaces = [path for path, kind in kinds if kind == "workspace"]
     return {
         "workspace": workspaces[0] if workspaces else None,
         "ro": [path for path, kind in kinds if kind == "ro"],
         "rw": [path for path, kind in kinds if kind == "rw"] + workspaces[1:],
+    }
+
+
+@st.composite
+def others(draw):
+    return {
         "root": draw(st.sampled_from(["host", "/image"])),
         "executables": draw(st.none() | st.lists(st.sampled_from(["sh", "git", "/bin/sh"]), unique=True)),
         "path": draw(st.lists(st.sampled_from(["/a", "/b", "/c"]), min_size=1, unique=True)),
@@ -159,7 +170,7 @@ def wider(new, old):
     return [what for what, holds in is_within(new, old) if not holds]
 
 
-RELAXED = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=150)
+RELAXED = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)
 
 
 def narrowed(policy, change):
@@ -186,6 +197,30 @@ def test_narrowing_twice_stays_within_the_first(policy, data):
     twice = once and narrowed(once, data.draw(changes(once)))
     if twice:
         assert wider(twice, policy) == []
+
+
+@settings(RELAXED, max_examples=200)
+@given(paths(), st.dictionaries(st.sampled_from(PATHS), st.sampled_from(["ro", "rw"])))
+def test_paths_are_refused_or_within(granted, wanted):
+    policy = Policy(**granted)
+    change = {kind: [path for path, wanted_kind in wanted.items() if wanted_kind == kind] for kind in ("ro", "rw")}
+    result = narrowed(policy, {"workspace": None, **change})
+    if result is not None:
+        assert wider(result, policy) == []
+
+
+IO = st.lists(
+    st.sampled_from(["8:0 rbps=10", "8:0 rbps=20", "8:0 wbps=5", "8:1 rbps=10"]), max_size=2, unique_by=lambda line: line.split("=")[0]
+)
+
+
+@settings(RELAXED, max_examples=100)
+@given(IO, IO)
+def test_io_caps_are_refused_or_within(granted, wanted):
+    policy = Policy(limits={"io": granted})
+    result = narrowed(policy, {"limits": {"io": wanted}})
+    if result is not None:
+        assert wider(result, policy) == []
 
 
 @RELAXED
