@@ -24,6 +24,7 @@ class Config(BaseModel):
     state_dir: str | None = None  # registry and bank; None: a private temporary directory that goes with the executor
     cgroup: str | None = None  # directory of the cgroup below which ours is made; None: found
     cgroup_entry: CgroupEntry = CgroupEntry.AUTO
+    standby: bool = True  # keep one sandbox built ahead, of the shape that was used last
     max_jobs: Annotated[int, Field(gt=0, le=4096)] = 64  # running at once
     host_path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # only to say where a missing program is
 

@@ -24,6 +24,7 @@ from stockade.jobs.registry import Registry
 from stockade.jobs.store import Store
 from stockade.launcher import etcdir, host
 from stockade.launcher.idslots import IdSlots
+from stockade.launcher.sandboxes import Sandboxes
 from stockade.launcher.spawn import ForkServer
 from stockade.launcher.stdio import Pump
 from stockade.sandbox import cgroup, seccomp
@@ -51,6 +52,7 @@ class Engine:
         self.pump: Pump
         self.bank: Bank
         self.registry: Registry
+        self.sandboxes: Sandboxes
         self.slots: IdSlots | None = None
 
     @classmethod
@@ -164,6 +166,8 @@ class Engine:
                 await self.call(scratch.remove)
         else:
             await self.server.enter_by_procs()
+        self.sandboxes = Sandboxes(self.tree, self.server, self.slots, standby=self.config.standby)
+        self._closing.push_async_callback(self.sandboxes.close)
 
 
 def compile_filter(name: str) -> bytes:

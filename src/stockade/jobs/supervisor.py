@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -23,14 +22,13 @@ from stockade.jobs.engine import Engine
 from stockade.jobs.records import JobError, JobRecord, Usage
 from stockade.jobs.states import JobState
 from stockade.jobs.watch import watch_limits
-from stockade.launcher.idslots import caller_map, range_map
 from stockade.launcher.outcome import Killed, Outcome, OutOfMemory, OutputLimited, Status
-from stockade.launcher.process import KILL_BOUND, ProcessTree
-from stockade.launcher.spawn import LAUNCH_BOUND, Request
+from stockade.launcher.process import ProcessTree
+from stockade.launcher.sandboxes import Sandbox
 from stockade.launcher.stdio import Stream
 from stockade.policy.model import Policy
 from stockade.sandbox import cgroup
-from stockade.sandbox.spec import JOB_GID, JOB_UID, SandboxSpec
+from stockade.sandbox.spec import SandboxSpec
 
 P = ParamSpec("P")
 
@@ -59,8 +57,7 @@ class LiveJob:
         self._stdin = stdin
         self._loop = asyncio.get_running_loop()
         self._closed: dict[Stream, asyncio.Event] = {}
-        self._leaf: cgroup.Leaf | None = None
-        self._slot: int | None = None
+        self._sandbox: Sandbox | None = None
         self._began = 0.0
         self._grace = policy.limits.grace
         self._hurry = asyncio.Event()
@@ -80,7 +77,6 @@ class LiveJob:
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
         wall = time.monotonic() - self._began
-        await self._drain()
         usage = await self._clean_up()
         return await self._settle(status, usage, wall)
 
@@ -96,58 +92,28 @@ class LiveJob:
         return self._grace
 
     async def _launch(self) -> ProcessTree:
-        """Account, leaf, pipes, clone; returns once the program has been executed."""
+        """Sandbox, account, pipes, command; returns once the program has been executed."""
         engine = self.engine
         await engine.load_filter(self.spec.seccomp)
+        engine.registry.advance(self.id, JobState.STARTING)
+        merge = self.policy.merge_streams
         try:
-            request = await engine.call(self._prepare)
+            self.account = await engine.call(self._open_account)
         finally:
             self.has_account.set()
-        try:
-            engine.registry.advance(self.id, JobState.STARTING)
-            uid_map = caller_map(JOB_UID, os.getuid()) if self._slot is None else range_map(self._slot)
-            gid_map = caller_map(JOB_GID, os.getgid()) if self._slot is None else range_map(self._slot)
-            tree = self.tree = await engine.server.launch(request, uid_map=uid_map, gid_map=gid_map)
-        finally:
-            request.close()
-        try:
-            async with asyncio.timeout(LAUNCH_BOUND):
-                await tree.wait_started()
-        except TimeoutError:
-            await tree.kill()
-            raise LaunchFailed(step="start", call="init", path=None, errno=None, hint="the host is overloaded") from None
+        self._sandbox = await engine.sandboxes.take(self.spec, merge=merge)
+        for name, descriptor in zip(self.account.streams, self._sandbox.take_pipes(merge=merge), strict=True):
+            self._add_stream(name, descriptor)
+        self.tree = self._sandbox.tree
+        await self._sandbox.execute(self.spec, self._stdin)
         self._began = time.monotonic()
         engine.registry.advance(self.id, JobState.RUNNING)
-        return tree
+        return self.tree
 
-    def _prepare(self) -> Request:
-        """Makes what is on disk and in the kernel before the first process; blocks."""
-        engine, limits = self.engine, self.policy.limits
+    def _open_account(self) -> Account:
         names = ("output",) if self.policy.merge_streams else ("stdout", "stderr")
-        self.account = engine.bank.open_account(self.id, streams=names, cap=limits.output, overflow=Overflow(self.policy.overflow))
-        if engine.slots is not None:
-            self._slot = engine.slots.take()
-        try:
-            self._leaf = engine.tree.make_leaf(f"job-{self.id}", self.spec.cgroup)
-        except OSError as error:
-            raise LaunchFailed(step="cgroup", call="write", path=error.filename, errno=error.errno, hint=error.strerror) from None
-        request = Request(self.id, self.spec, self._leaf)
-        try:
-            for name in names:
-                read_end, write_end = os.pipe2(os.O_CLOEXEC)
-                request.descriptors.append(write_end)
-                self._loop.call_soon_threadsafe(self._add_stream, name, read_end)
-                if self._slot is not None:  # or /dev/stdout could not be opened by the job
-                    first_id = range_map(self._slot)[1]
-                    os.fchown(write_end, first_id + JOB_UID, first_id + JOB_GID)
-            if len(names) == 1:
-                request.descriptors.append(os.dup(request.descriptors[-1]))
-            if self._stdin is not None:
-                request.descriptors.append(_as_file(self._stdin))
-        except BaseException:
-            request.close()
-            raise
-        return request
+        overflow = Overflow(self.policy.overflow)
+        return self.engine.bank.open_account(self.id, streams=names, cap=self.policy.limits.output, overflow=overflow)
 
     def _add_stream(self, name: str, descriptor: int) -> None:
         assert self.account is not None
@@ -231,28 +197,14 @@ class LiveJob:
                 await closed.wait()
 
     async def _clean_up(self) -> cgroup.Usage:
-        """Closes and removes everything but the record; the counters are read just before the leaf goes."""
-        await self._drain()
-        if self.tree is not None:
-            self.tree.close()
-        return await self.engine.call(self._remove)
-
-    def _remove(self) -> cgroup.Usage:
+        """Closes and removes everything but the record."""
         usage = cgroup.Usage()
-        if self._leaf is not None:
-            if not self._leaf.wait_empty(KILL_BOUND):
-                self.ending.notes.append(f"processes {self._leaf.processes()} were still there {KILL_BOUND:g} s after they were killed")
-            usage = self._leaf.usage()
-            try:
-                self._leaf.remove()
-            except OSError as error:
-                self._leaf.close()
-                self.ending.notes.append(f"the cgroup could not be removed: {error.strerror}")
-        if self._slot is not None and self.engine.slots is not None:
-            self.engine.slots.give_back(self._slot)
-            self._slot = None
+        if self._sandbox is not None:
+            usage = await self._sandbox.remove()
+            self.ending.notes += self._sandbox.notes
+        await self._drain()
         if self.account is not None:
-            self.account.close()
+            await self.engine.call(self.account.close)
         return usage
 
     async def _settle(self, status: Status | None, usage: cgroup.Usage, wall: float) -> JobRecord:
@@ -299,15 +251,3 @@ class LiveJob:
         self.streams.clear()
         self._closed.clear()
         return await asyncio.wrap_future(future)
-
-
-def _as_file(data: bytes) -> int:
-    """A sealed memory file with the command's whole input: nothing to pump, and nobody to wait for when it is not read."""
-    descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(descriptor)

@@ -7,6 +7,7 @@ cgroup.kill, again and again until then, so it reaches what was forked meanwhile
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from typing import Any
@@ -34,6 +35,7 @@ class ProcessTree:
         self._loop = asyncio.get_running_loop()
         self._pidfd = pidfd
         self._report = report
+        self._ready: asyncio.Future[None] = self._loop.create_future()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._status: Status | None = None
@@ -48,11 +50,25 @@ class ProcessTree:
         """The command's wait status as init reported it; None before its end, or where init was killed first."""
         return self._status
 
-    async def wait_started(self) -> None:
-        """Waits until the program has been executed.
+    @property
+    def is_gone(self) -> bool:
+        """True where no process of it is left."""
+        return self._gone.done()
+
+    async def wait_ready(self) -> None:
+        """Waits until the sandbox stands and waits for its command.
+
+        Raises: LaunchFailed, with the step, where it could not be built; the tree is gone then.
+        """
+        await asyncio.shield(self._ready)
+
+    async def start_command(self) -> None:
+        """Has init start the command that has been written for it, and waits until the program has been executed.
 
         Raises: LaunchFailed, with the step, where it never was; the tree is gone then.
         """
+        with contextlib.suppress(OSError):  # init is gone: the future below says so
+            self._report.send(protocol.encode("command"))
         await asyncio.shield(self._started)
 
     async def wait_ended(self) -> Status | None:
@@ -101,6 +117,10 @@ class ProcessTree:
     def _step(self) -> str:
         return protocol.read_step(self._request)
 
+    def _died(self) -> LaunchFailed:
+        hint = "init was killed before the program could start"
+        return LaunchFailed(step=self._step(), call="init", path=None, errno=None, hint=hint)
+
     def _read_report(self) -> None:
         while True:
             try:
@@ -124,9 +144,10 @@ class ProcessTree:
 
     def _take(self, message: dict[str, Any]) -> None:
         match message["is"]:
-            case protocol.STARTED:
-                if not self._started.done():
-                    self._started.set_result(None)
+            case protocol.READY | protocol.STARTED as kind:
+                future = self._ready if kind == protocol.READY else self._started
+                if not future.done():
+                    future.set_result(None)
             case protocol.FAILED:
                 self._refused = _launch_failed(message)
             case protocol.ENDED if self._status is None:
@@ -141,15 +162,12 @@ class ProcessTree:
         self._loop.remove_reader(self._pidfd)
         self._read_report()  # init's last words are in the socket even though it is gone
         self._ended.set()
-        if not self._started.done():
-            error = self._refused or LaunchFailed(
-                step=self._step(), call="init", path=None, errno=None, hint="init was killed before the program could start"
-            )
-            if self._status is not None:
-                self._started.set_result(None)
-            else:
-                self._started.set_exception(error)
-                self._started.exception()  # looked at: whoever waits gets it, and nobody needs to
+        if self._status is not None and not self._started.done():
+            self._started.set_result(None)
+        for future in (self._ready, self._started):
+            if not future.done():
+                future.set_exception(self._refused or self._died())
+                future.exception()  # looked at: whoever waits gets it, and nobody needs to
         if not self._gone.done():
             self._gone.set_result(None)
 

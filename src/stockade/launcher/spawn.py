@@ -1,4 +1,4 @@
-"""The executor's end of the fork server: starts it, hands it requests, and hears of every init's end.
+"""The executor's end of the fork server: starts it, hands it requests, and gets a pidfd of every init.
 
 The fork server is started with `-I -S`, an empty environment and nothing inherited but its socket, a pidfd of this process and the
 file by which it enters its own cgroup leaf. It is never restarted behind a running job: when it is gone, so is every job.
@@ -15,38 +15,20 @@ import socket
 # The fork server is the one program that we start ourselves.
 import subprocess  # noqa: TID251
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from errno import ETIMEDOUT
 from typing import Any
 
 from stockade.errors import Closed, HostUnfit, LaunchFailed, Protocol
-from stockade.launcher.process import ProcessTree, launch_hint
+from stockade.launcher.process import launch_hint
 from stockade.sandbox import protocol
 from stockade.sandbox.cgroup import Leaf
 from stockade.sandbox.namespaces import IdMap
-from stockade.sandbox.spec import Identity, SandboxSpec
+from stockade.sandbox.spec import Identity
 
 START_BOUND = 20.0  # seconds until the fork server must be ready
 LAUNCH_BOUND = 30.0  # seconds until it must have answered a request
 _BOOT = "import sys; sys.path[:0] = sys.argv[5:]; from stockade.sandbox.forkserver import main; main()"
-
-
-class Request:
-    """One job's request with the descriptors that go with it; closes them."""
-
-    def __init__(self, job: str, spec: SandboxSpec, leaf: Leaf) -> None:
-        """Writes the request to memory and opens the leaf's cgroup.procs; blocks."""
-        self.job = job
-        self.leaf = leaf
-        self.body = protocol.write_body(spec.wire())
-        self.descriptors = [leaf.open_procs()]
-
-    def close(self) -> None:
-        """Closes its descriptors; the fork server has its own by then."""
-        for descriptor in (self.body, *self.descriptors):
-            os.close(descriptor)
-        self.descriptors.clear()
-        self.body = -1
 
 
 class ForkServer:
@@ -106,30 +88,29 @@ class ForkServer:
             await self._send(protocol.encode("filter", name=name, program=base64.b64encode(program).decode()))
             self._filters.add(name)
 
-    async def launch(self, request: Request, *, uid_map: IdMap, gid_map: IdMap) -> ProcessTree:
-        """Clones a job's init into its leaf; returns at once, `ProcessTree.wait_started` tells when the program runs.
+    async def launch(self, name: str, descriptors: Sequence[int], *, uid_map: IdMap, gid_map: IdMap) -> tuple[int, socket.socket]:
+        """Clones an init; returns its pidfd and our end of its report socket, at once: it has yet to build its sandbox.
 
-        Raises: LaunchFailed; Closed, where the fork server is gone. The leaf stays the caller's.
+        `descriptors` are the request's body, the leaf, its cgroup.procs, the command, and the three streams; the caller's to close.
+
+        Raises: LaunchFailed; Closed, where the fork server is gone.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         answer: asyncio.Future[int] = self._loop.create_future()
-        self._answers[request.job] = answer
-        body = os.dup(request.body)
+        self._answers[name] = answer
         try:
-            message = protocol.encode("launch", job=request.job, uid_map=uid_map, gid_map=gid_map)
-            await self._send(message, (body, theirs.fileno(), request.leaf.directory, *request.descriptors))
+            message = protocol.encode("launch", sandbox=name, uid_map=uid_map, gid_map=gid_map)
+            await self._send(message, (descriptors[0], theirs.fileno(), *descriptors[1:]))
             async with asyncio.timeout(LAUNCH_BOUND):
-                pidfd = await answer
+                return await answer, ours
         except BaseException as error:
             ours.close()
-            os.close(body)
             if isinstance(error, TimeoutError):
                 raise LaunchFailed(step="clone", call="fork server", path=None, errno=ETIMEDOUT, hint="the host is overloaded") from None
             raise
         finally:
-            self._answers.pop(request.job, None)
+            self._answers.pop(name, None)
             theirs.close()
-        return ProcessTree(pidfd=pidfd, report=ours, request=body, leaf=request.leaf)
 
     async def close(self) -> None:
         """Ends the fork server, and with it every job that still runs; waits for its end."""
@@ -183,11 +164,11 @@ class ForkServer:
             case "probed" if self._probed is not None:
                 self._probed.set_result(bool(message["into_cgroup"]))
             case "launched":
-                answer = self._answers.get(message["job"])
+                answer = self._answers.get(message["sandbox"])
                 if answer is not None and not answer.done():
                     answer.set_result(descriptors.pop())
             case "refused":
-                answer = self._answers.get(message["job"])
+                answer = self._answers.get(message["sandbox"])
                 if answer is not None and not answer.done():
                     step, call = message["step"], message["call"]
                     hint = launch_hint(step, call)

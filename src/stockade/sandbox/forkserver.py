@@ -6,9 +6,9 @@ Requests and answers are datagrams of `protocol`, descriptors come by SCM_RIGHTS
     filter   {"name", "program"}                            keeps a compiled seccomp profile
     probe    + a scratch cgroup                             -> probed {"into_cgroup"}
     join                                                    enter cgroups by cgroup.procs from now on
-    launch   {"job", "uid_map", "gid_map", "stdin"} + body memfd, report socket, cgroup, cgroup.procs, stdout, stderr[, stdin]
-               -> launched {"job", "pid"} + pidfd, or refused {"job", "step", "call", "path", "errno"}
-             and later ended {"job", "killed"}              its init has been reaped
+    launch   {"sandbox", "uid_map", "gid_map"} + request body, report socket, cgroup, cgroup.procs, command, stdin, stdout, stderr
+               -> launched {"sandbox", "pid"} + pidfd, or refused {"sandbox", "step", "call", "path", "errno"}
+             and later ended {"sandbox", "killed"}          its init has been reaped
 
 It ends, and every job with it, when the socket reports end of file or the executor's process is gone: each init has SIGKILL as
 its parent-death signal and a pidfd of the fork server, and is killed by its pidfd besides.
@@ -67,8 +67,8 @@ class ForkServer:
         self._executor = executor  # pidfd of the executor's process
         self._is_root = is_root
         self._filters: dict[str, bytes] = {}
-        self._inits: dict[int, tuple[str, int]] = {}  # pidfd -> (job, pid)
-        self._idmaps: dict[tuple[int, int, int], int] = {}  # (uid outside, gid outside, first id of the job) -> user namespace
+        self._inits: dict[int, tuple[str, int]] = {}  # pidfd -> (sandbox, pid)
+        self._idmaps: dict[tuple[int, int, int], int] = {}  # (uid outside, gid outside, first id inside) -> user namespace
         self._self = os.pidfd_open(os.getpid())
         self._poll = select.poll()
         self._into_cgroup = True
@@ -111,10 +111,10 @@ class ForkServer:
                 os.close(descriptor)
 
     def _launch(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        job, step = message["job"], "request"
+        name, step = message["sandbox"], "request"
         sources: list[int | None] | None = None
         try:
-            body, report, cgroup, cgroup_procs, stdout, stderr, *stdin = descriptors
+            body, report, cgroup, cgroup_procs, command, stdin, stdout, stderr = descriptors
             spec = protocol.read_body(body)
             step = "mounts"
             if self._is_root:
@@ -127,7 +127,8 @@ class ForkServer:
                 sources=sources,
                 body=body,
                 report=socket.socket(fileno=os.dup(report)),
-                stdio=(stdin[0] if stdin else None, stdout, stderr),
+                command=command,
+                stdio=(stdin, stdout, stderr),
                 lifeline=self._self,
                 join_cgroup=None if self._into_cgroup else cgroup_procs,
             )
@@ -137,15 +138,15 @@ class ForkServer:
         except OSError as error:
             call = getattr(error, "call", "system call")
             path = None if error.filename is None else os.fsdecode(error.filename)
-            answer = protocol.encode(REFUSED, job=job, step=step, call=call, path=path, errno=error.errno)
+            answer = protocol.encode(REFUSED, sandbox=name, step=step, call=call, path=path, errno=error.errno)
             protocol.send(self._channel, answer)
             return
         finally:
             for tree in filter(None, sources or ()):
                 os.close(tree)
-        self._inits[pidfd] = (job, pid)
+        self._inits[pidfd] = (name, pid)
         self._poll.register(pidfd, select.POLLIN)
-        protocol.send(self._channel, protocol.encode(LAUNCHED, job=job, pid=pid), (pidfd,))
+        protocol.send(self._channel, protocol.encode(LAUNCHED, sandbox=name, pid=pid), (pidfd,))
 
     def _clone(self, request: init.Request, message: dict[str, Any], cgroup: int) -> tuple[int, int]:
         """Clones init into its cgroup, gives it its ids, and lets it go."""
@@ -208,13 +209,13 @@ class ForkServer:
         return self._idmaps[key]
 
     def _reap(self, pidfd: int) -> None:
-        job, _ = self._inits.pop(pidfd)
+        name, _ = self._inits.pop(pidfd)
         self._poll.unregister(pidfd)
         ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         os.close(pidfd)
         killed = ended is not None and ended.si_code != os.CLD_EXITED
         try:
-            protocol.send(self._channel, protocol.encode(ENDED, job=job, killed=killed))
+            protocol.send(self._channel, protocol.encode(ENDED, sandbox=name, killed=killed))
         except BrokenPipeError:
             self._end()
 

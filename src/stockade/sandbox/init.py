@@ -31,7 +31,8 @@ class Channel:
         self._step = "start"
 
     def say(self, kind: str, **fields: Any) -> None:
-        protocol.send(self.connection, protocol.encode(kind, **fields))
+        # By write(2): a filter may forbid every call that is made for sockets.
+        os.write(self.connection.fileno(), protocol.encode(kind, **fields))
 
     def step(self, name: str) -> Channel:
         self._step = name
@@ -54,7 +55,7 @@ class Channel:
 
 
 class Request:
-    """What the fork server hands over: the plan, and the descriptors that belong to this job."""
+    """What the fork server hands over: the plan, and the descriptors that belong to this sandbox."""
 
     def __init__(
         self,
@@ -65,7 +66,8 @@ class Request:
         sources: list[int | None] | None,
         body: int,
         report: socket.socket,
-        stdio: tuple[int | None, int, int],
+        command: int,
+        stdio: tuple[int, int, int],
         lifeline: int,
         join_cgroup: int | None,
     ) -> None:
@@ -75,7 +77,8 @@ class Request:
         self.sources = sources  # detached binds, where the fork server could make them
         self.body = body  # the memfd of the request; its head says which step is under way
         self.report = report
-        self.stdio = stdio  # standard input (None: /dev/null), output and error
+        self.command = command  # a memfd that holds the command once the executor says so
+        self.stdio = stdio  # standard input (a memfd, used where the command has input), output and error
         self.lifeline = lifeline  # a pidfd of the fork server
         self.join_cgroup = join_cgroup  # cgroup.procs, where CLONE_INTO_CGROUP does not work on this host
 
@@ -117,13 +120,16 @@ def main(request: Request, gate: int) -> NoReturn:
         privileges.drop_all(spec["uid"], spec["gid"], request.filter_program)
     with channel.step("limits"):
         privileges.set_limits(spec["rlimits"])
+    channel.say(protocol.READY)
+    with channel.step("ready"):
+        command = _await_command(request)
     with channel.step("cwd"):
-        _enter_directory(spec["cwd"])
+        _enter_directory(command["cwd"])
     with channel.step("exec"):
-        command = _start_command(request)
+        pid = _start_command(command, request.stdio)
     channel.say(protocol.STARTED)
     _close_all_but(request.report.fileno(), request.lifeline, children)
-    _supervise(channel, command, children, request.lifeline)
+    _supervise(channel, pid, children, request.lifeline)
 
 
 def _wait_for_id_maps(gate: int) -> None:
@@ -146,6 +152,17 @@ def _check_lifeline(lifeline: int) -> None:
         os._exit(1)
 
 
+def _await_command(request: Request) -> dict[str, Any]:
+    """Waits until the executor has written the command and says so; a sandbox that is never used waits here until it is killed."""
+    poll = select.poll()
+    poll.register(request.lifeline, select.POLLIN)
+    poll.register(request.report.fileno(), select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll()}
+    if request.lifeline in ready or not os.read(request.report.fileno(), protocol.MAX_MESSAGE):
+        os._exit(1)  # the fork server or the executor is gone
+    return protocol.read_body(request.command)
+
+
 def _enter_directory(path: str) -> None:
     """The working directory, and proof that it is the one inside: a link planted on the way must not lead elsewhere."""
     try:
@@ -156,25 +173,25 @@ def _enter_directory(path: str) -> None:
         raise syscalls.KernelError("chdir", path, ESTALE)
 
 
-def _start_command(request: Request) -> int:
+def _start_command(command: dict[str, Any], stdio: tuple[int, int, int]) -> int:
     """Starts the program in a session of its own, with three descriptors and a clean signal state; returns its pid.
 
     By posix_spawn(3): the child borrows our memory until it executes, so no page table is copied, and a failed exec is our own
     OSError. Every descriptor of ours is close-on-exec; those that init itself no longer needs are closed below.
     """
-    spec = request.spec
-    stdin, stdout, stderr = request.stdio
+    stdin, stdout, stderr = stdio
     actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, stdout, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
-    if stdin is None:
-        actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
-    else:
+    if command["has_stdin"]:
         actions.append((os.POSIX_SPAWN_DUP2, stdin, 0))
-    argv = [os.fsencode(argument) for argument in spec["argv"]]
-    environment = dict(os.fsencode(entry).split(b"=", 1) for entry in spec["env"])
+    else:
+        actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
+    executable = command["executable"]
+    argv = [os.fsencode(argument) for argument in command["argv"]]
+    environment = dict(os.fsencode(entry).split(b"=", 1) for entry in command["env"])
     try:
-        return os.posix_spawn(os.fsencode(spec["executable"]), argv, environment, file_actions=actions, setsid=True, setsigmask=[])
+        return os.posix_spawn(os.fsencode(executable), argv, environment, file_actions=actions, setsid=True, setsigmask=[])
     except OSError as error:
-        raise syscalls.KernelError("execve", spec["executable"], error.errno or 0) from None
+        raise syscalls.KernelError("execve", executable, error.errno or 0) from None
 
 
 def _close_all_but(*kept: int) -> None:
@@ -230,7 +247,7 @@ def _reap(channel: Channel, command: int) -> None:
 
 def _relay(channel: Channel) -> None:
     """Sends the wanted signal to every process of the job; a stopped one is woken up to see it."""
-    data = channel.connection.recv(protocol.MAX_MESSAGE)
+    data = os.read(channel.connection.fileno(), protocol.MAX_MESSAGE)
     if not data:
         os._exit(1)  # the executor is gone
     try:

@@ -22,6 +22,7 @@ _HEAD = 64
 
 # Lines of init's report; each is {"v": 1, "is": <kind>, ...}.
 FAILED = "failed"  # {"step", "call", "path", "errno"}: it could not be done, init goes away
+READY = "ready"  # the sandbox stands and waits for its command
 STARTED = "started"  # the program has been executed
 ENDED = "ended"  # {"code"} or {"signal"}: the command's wait status
 SIGNALLED = "signalled"  # {"signal"}: a relayed signal has been sent to every process
@@ -50,18 +51,23 @@ def decode(data: bytes) -> dict[str, Any]:
 
 def write_body(body: dict[str, Any]) -> int:
     """A memfd that holds `body` as JSON behind a head of 64 bytes for the step under way; the caller closes it."""
-    data = bytes(_HEAD) + json.dumps(body, separators=(",", ":")).encode()
-    if len(data) > MAX_BODY:
-        raise Protocol(f"request of {len(data)} bytes, at most {MAX_BODY} are allowed")
     descriptor = os.memfd_create("stockade-request", os.MFD_CLOEXEC)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        fill_body(descriptor, body)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def fill_body(descriptor: int, body: dict[str, Any]) -> None:
+    """Writes `body` into an empty memfd as `write_body` does. Raises: Protocol, where it is too large."""
+    data = bytes(_HEAD) + json.dumps(body, separators=(",", ":")).encode()
+    if len(data) > MAX_BODY:
+        raise Protocol(f"request of {len(data)} bytes, at most {MAX_BODY} are allowed")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def read_body(descriptor: int) -> dict[str, Any]:

@@ -250,13 +250,14 @@ class SandboxSpec:
             *(f"limit    {name}: {mechanism}" for name, mechanism in self.mechanisms),
         )
 
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What two specs must have in common for one sandbox to serve either: everything but the command."""
+        return (self.mounts, self.rlimits, self.cgroup, self.seccomp, self.identity, self.hostname, self.loopback)
+
     def wire(self) -> dict[str, Any]:
-        """The part that init executes, as JSON-able lists and dicts; text is passed with surrogateescape."""
+        """What init builds, as JSON-able lists and dicts; text is passed with surrogateescape."""
         return {
-            "argv": list(self.argv),
-            "executable": self.executable,
-            "cwd": self.cwd,
-            "env": [f"{name}={value}" for name, value in self.environment],
             "mounts": [mount.wire() for mount in self.mounts],
             "rlimits": [[limit.name, limit.value] for limit in self.rlimits],
             "seccomp": self.seccomp,
@@ -264,6 +265,16 @@ class SandboxSpec:
             "loopback": self.loopback,
             "uid": JOB_UID,
             "gid": JOB_GID,
+        }
+
+    def wire_command(self, *, has_stdin: bool) -> dict[str, Any]:
+        """What init starts in what it has built."""
+        return {
+            "argv": list(self.argv),
+            "executable": self.executable,
+            "cwd": self.cwd,
+            "env": [f"{name}={value}" for name, value in self.environment],
+            "has_stdin": has_stdin,
         }
 
 

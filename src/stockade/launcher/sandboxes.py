@@ -1,0 +1,245 @@
+"""Sandboxes: each is a cgroup leaf, a range of host ids, an init that has built its root, and the pipes of the one command to come.
+
+A sandbox serves one command and is then removed, whatever happened. One is built ahead for the shape that was used last, so that
+the next command of that shape need not wait: it is as fresh as any other, since nothing has ever run in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from errno import EBUSY
+from typing import Final
+
+from stockade.errors import LaunchFailed, StockadeError
+from stockade.ids import new_job_id
+from stockade.launcher.idslots import IdSlots, caller_map, range_map
+from stockade.launcher.process import KILL_BOUND, ProcessTree
+from stockade.launcher.spawn import LAUNCH_BOUND, ForkServer
+from stockade.sandbox import cgroup, protocol
+from stockade.sandbox.spec import JOB_GID, JOB_UID, SandboxSpec
+
+STANDBY_SECONDS: Final = 30.0  # a sandbox that nobody has wanted for so long is removed; the host may have changed
+
+
+class Sandbox:
+    """One sandbox; made by `Sandboxes.take`, ended by `remove`."""
+
+    def __init__(self, name: str, leaf: cgroup.Leaf, slots: IdSlots | None) -> None:
+        """Takes a range of ids and makes the pipes; blocks."""
+        self.name = name
+        self.leaf = leaf
+        self.notes: list[str] = []
+        self.built_at = time.monotonic()
+        self._slots = slots
+        self._slot = None if slots is None else slots.take()
+        self._tree: ProcessTree | None = None
+        self.stdout_read, self.stdout_write = os.pipe2(os.O_CLOEXEC)
+        self.stderr_read, self.stderr_write = os.pipe2(os.O_CLOEXEC)
+        self.command = os.memfd_create("stockade-command", os.MFD_CLOEXEC)
+        self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
+        if self._slot is not None:  # or /dev/stdout could not be opened by the job
+            owner = range_map(self._slot)[1]
+            for descriptor in (self.stdout_write, self.stderr_write):
+                os.fchown(descriptor, owner + JOB_UID, owner + JOB_GID)
+
+    @property
+    def tree(self) -> ProcessTree:
+        assert self._tree is not None
+        return self._tree
+
+    async def build(self, server: ForkServer, spec: SandboxSpec, *, merge: bool) -> None:
+        """Has init build the root; returns when it waits for its command.
+
+        Raises: LaunchFailed, with the step; Closed, where the fork server is gone.
+        """
+        body = await asyncio.to_thread(protocol.write_body, spec.wire())
+        stdin = procs = -1
+        try:
+            stdin = os.open(f"/proc/self/fd/{self.stdin}", os.O_RDONLY | os.O_CLOEXEC)  # the job may read it, not change it
+            procs = self.leaf.open_procs()
+            stderr = self.stdout_write if merge else self.stderr_write
+            descriptors = (body, self.leaf.directory, procs, self.command, stdin, self.stdout_write, stderr)
+            pidfd, report = await server.launch(
+                self.name,
+                descriptors,
+                uid_map=caller_map(JOB_UID, os.getuid()) if self._slot is None else range_map(self._slot),
+                gid_map=caller_map(JOB_GID, os.getgid()) if self._slot is None else range_map(self._slot),
+            )
+        except BaseException:
+            os.close(body)
+            raise
+        finally:
+            for descriptor in (stdin, procs):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._close_write_ends()
+        self._tree = ProcessTree(pidfd=pidfd, report=report, request=body, leaf=self.leaf)
+        await self._bounded(self._tree.wait_ready())
+
+    async def execute(self, spec: SandboxSpec, stdin: bytes | None) -> ProcessTree:
+        """Starts the command; returns once the program has been executed. Its pipes are the caller's from then on.
+
+        Raises: LaunchFailed, with the step, where it could not be.
+        """
+        await asyncio.to_thread(self._write_command, spec, stdin)
+        await self._bounded(self.tree.start_command())
+        return self.tree
+
+    def take_pipes(self, *, merge: bool) -> tuple[int, ...]:
+        """The read ends of the streams, now the caller's: standard output and error, or one for both."""
+        taken = (self.stdout_read,) if merge else (self.stdout_read, self.stderr_read)
+        if merge:
+            os.close(self.stderr_read)
+        self.stdout_read = self.stderr_read = -1
+        return taken
+
+    async def remove(self) -> cgroup.Usage:
+        """Ends whatever is left in it and removes it; what its cgroup counted is read just before that goes."""
+        if self._tree is not None and not self._tree.is_gone:
+            try:
+                await self._tree.kill()
+            except TimeoutError:
+                self.notes.append("init did not end when it was killed")
+        if self._tree is not None:
+            self._tree.close()
+        return await asyncio.to_thread(self._remove)
+
+    async def _bounded(self, waiting) -> None:  # type: ignore[no-untyped-def]
+        try:
+            async with asyncio.timeout(LAUNCH_BOUND):
+                await waiting
+        except TimeoutError:
+            raise LaunchFailed(step="start", call="init", path=None, errno=None, hint="the host is overloaded") from None
+
+    def _write_command(self, spec: SandboxSpec, stdin: bytes | None) -> None:
+        protocol.fill_body(self.command, spec.wire_command(has_stdin=stdin is not None))
+        view = memoryview(stdin or b"")
+        while view:
+            view = view[os.write(self.stdin, view) :]
+
+    def _close_write_ends(self) -> None:
+        for descriptor in (self.stdout_write, self.stderr_write):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.stdout_write = self.stderr_write = -1
+
+    def _remove(self) -> cgroup.Usage:
+        self._close_write_ends()
+        for descriptor in (self.stdout_read, self.stderr_read, self.command, self.stdin):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.stdout_read = self.stderr_read = self.command = self.stdin = -1
+        if not self.leaf.wait_empty(KILL_BOUND):
+            self.notes.append(f"processes {self.leaf.processes()} were still there {KILL_BOUND:g} s after they were killed")
+        usage = self.leaf.usage()
+        try:
+            self.leaf.remove()
+        except OSError as error:
+            self.leaf.close()
+            self.notes.append(f"the cgroup could not be removed: {error.strerror}")
+            if error.errno == EBUSY:
+                return usage  # its ids are still in use: the slot is never given back
+        if self._slot is not None and self._slots is not None:
+            self._slots.give_back(self._slot)
+            self._slot = None
+        return usage
+
+
+class Sandboxes:
+    """Makes sandboxes, and keeps one ready of the shape that was used last."""
+
+    def __init__(self, tree: cgroup.Tree, server: ForkServer, slots: IdSlots | None, *, standby: bool = True) -> None:
+        self._tree = tree
+        self._server = server
+        self._slots = slots
+        self._keeps_standby = standby
+        self._shape: tuple[object, ...] | None = None
+        self._next: asyncio.Task[Sandbox | None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._removals: set[asyncio.Task[object]] = set()
+
+    async def take(self, spec: SandboxSpec, *, merge: bool) -> Sandbox:
+        """A sandbox for this spec, ready for its command.
+
+        Raises: LaunchFailed, TooManyJobs, Closed; nothing is left of it then.
+        """
+        shape = (*spec.shape, merge)
+        sandbox = await self._take_standby(shape)
+        if sandbox is None:
+            sandbox = await self._build(spec, merge=merge)
+        if self._keeps_standby:
+            self._prepare_next(shape, spec, merge=merge)
+        return sandbox
+
+    async def close(self) -> None:
+        """Removes what is ready and waits for every removal."""
+        self._keeps_standby = False
+        self._discard()
+        while self._removals:
+            await asyncio.wait(self._removals)
+
+    async def _take_standby(self, shape: tuple[object, ...]) -> Sandbox | None:
+        if self._next is None or self._shape != shape:
+            return None
+        task, self._next = self._next, None
+        sandbox = await task
+        if sandbox is not None and sandbox.tree.is_gone:  # somebody killed it
+            self._remove_later(task)
+            return None
+        return sandbox
+
+    def _prepare_next(self, shape: tuple[object, ...], spec: SandboxSpec, *, merge: bool) -> None:
+        if self._next is not None and self._shape == shape:
+            return
+        self._discard()
+        self._shape = shape
+        self._next = asyncio.create_task(self._build_quietly(spec, merge=merge), name="stockade-standby")
+        self._expiry = asyncio.get_running_loop().call_later(STANDBY_SECONDS, self._discard)
+
+    def _discard(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        task, self._next = self._next, None
+        if task is not None:
+            self._remove_later(task)
+
+    def _remove_later(self, task: asyncio.Task[Sandbox | None]) -> None:
+        async def removal() -> None:
+            sandbox = await task
+            if sandbox is not None:
+                await sandbox.remove()
+
+        removing: asyncio.Task[object] = asyncio.create_task(removal(), name="stockade-standby-removal")
+        self._removals.add(removing)
+        removing.add_done_callback(self._removals.discard)
+
+    async def _build_quietly(self, spec: SandboxSpec, *, merge: bool) -> Sandbox | None:
+        """Whoever needs a sandbox builds one and hears of the failure; this one was only ahead of time."""
+        with contextlib.suppress(StockadeError, OSError):
+            return await self._build(spec, merge=merge)
+        return None
+
+    async def _build(self, spec: SandboxSpec, *, merge: bool) -> Sandbox:
+        sandbox = await asyncio.to_thread(self._make, spec)
+        try:
+            await sandbox.build(self._server, spec, merge=merge)
+        except BaseException:
+            await sandbox.remove()
+            raise
+        return sandbox
+
+    def _make(self, spec: SandboxSpec) -> Sandbox:
+        name = f"job-{new_job_id()}"
+        try:
+            leaf = self._tree.make_leaf(name, spec.cgroup)
+        except OSError as error:
+            raise LaunchFailed(step="cgroup", call="write", path=error.filename, errno=error.errno, hint=error.strerror) from None
+        try:
+            return Sandbox(name, leaf, self._slots)
+        except BaseException:
+            leaf.remove()
+            raise
