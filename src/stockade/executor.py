@@ -208,8 +208,8 @@ class Executor:
             assert record.error is not None
             known = self._errors.get(job_id)
             raise known if known is not None else StockadeError(record.error.message, hint=record.error.hint)
-        account = await self._account(job_id)
-        stdout, stderr = await self._opened().call(_whole_output, account)
+        engine = self._opened()
+        stdout, stderr = await engine.call(lambda: _whole_output(engine.bank.account(job_id)))
         return Result(record, stdout, stderr)
 
     async def get(self, job_id: str, *, caller: Caller = HOST) -> JobRecord:
@@ -236,10 +236,10 @@ class Executor:
         engine = self._opened()
         record = await self.get(job_id, caller=caller)
         if not record.settled:
-            future = asyncio.wrap_future(engine.registry.settled(job_id, caller))
+            task = self._tasks.get(job_id)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await future
+                    await (asyncio.shield(task) if task else asyncio.wrap_future(engine.registry.settled(job_id, caller)))
             record = await self.get(job_id, caller=caller)
         return engine.registry.acknowledge(record)
 
@@ -396,9 +396,9 @@ class Executor:
 
     async def _read(self, job_id: str, caller: Caller, question: Callable[[Account], T]) -> T:
         record = await self.get(job_id, caller=caller)
-        account = await self._account(job_id)
-        answer = await self._opened().call(question, account)
-        self._opened().registry.acknowledge(record)
+        engine = self._opened()
+        answer = await engine.call(lambda: question(engine.bank.account(job_id)))
+        engine.registry.acknowledge(record)
         return answer
 
     async def _account(self, job_id: str) -> Account:

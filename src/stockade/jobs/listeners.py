@@ -29,6 +29,11 @@ class Listeners:
         self._next = 0
         self._silent = False
 
+    def __bool__(self) -> bool:
+        """True while there is a listener to tell."""
+        with self._lock:
+            return bool(self._listeners)
+
     def add(self, listener: Listener, *, scope: Caller = HOST) -> Callable[[], None]:
         """Tells `listener` of each job that `scope` may see; the function returned removes it, and may be called again."""
         with self._lock:

@@ -119,7 +119,8 @@ class Registry:
             else:
                 changes = _allowed(changes)
             live.record = live.record.with_(state=state, **changes)
-            self.store.submit(live.record)
+            if state is not JobState.STARTING:  # a moment long; whoever finds it after a crash learns no more from it than from `queued`
+                self.store.submit(live.record)
             return live.record
 
     def note(self, job_id: str, *notes: str) -> JobRecord:
@@ -303,7 +304,11 @@ class Registry:
             waiters = tuple(live.waiters)
             if live.done is not None:
                 waiters = (live.done, *waiters)
-            self._notices.post(record, waiters)
+            if self._listeners:
+                self._notices.post(record, waiters)
+                return
+        for waiter in waiters:  # nobody to tell: no need to wake another thread
+            release(waiter, record)
 
     def _drop(self, live: _Live, waiter: Waiter) -> None:
         with self._lock:

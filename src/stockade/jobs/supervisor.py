@@ -97,23 +97,26 @@ class LiveJob:
         await engine.load_filter(self.spec.seccomp)
         engine.registry.advance(self.id, JobState.STARTING)
         merge = self.policy.merge_streams
+        self._sandbox = await engine.sandboxes.take(self.spec, merge=merge)
         try:
-            self.account = await engine.call(self._open_account)
+            self.account = await engine.call(self._prepare, self._sandbox)
         finally:
             self.has_account.set()
-        self._sandbox = await engine.sandboxes.take(self.spec, merge=merge)
         for name, descriptor in zip(self.account.streams, self._sandbox.take_pipes(merge=merge), strict=True):
             self._add_stream(name, descriptor)
         self.tree = self._sandbox.tree
-        await self._sandbox.execute(self.spec, self._stdin)
+        await self._sandbox.execute()
         self._began = time.monotonic()
         engine.registry.advance(self.id, JobState.RUNNING)
         return self.tree
 
-    def _open_account(self) -> Account:
+    def _prepare(self, sandbox: Sandbox) -> Account:
+        """Opens the account and writes the command; blocks."""
         names = ("output",) if self.policy.merge_streams else ("stdout", "stderr")
         overflow = Overflow(self.policy.overflow)
-        return self.engine.bank.open_account(self.id, streams=names, cap=self.policy.limits.output, overflow=overflow)
+        account = self.engine.bank.open_account(self.id, streams=names, cap=self.policy.limits.output, overflow=overflow)
+        sandbox.write_command(self.spec, self._stdin)
+        return account
 
     def _add_stream(self, name: str, descriptor: int) -> None:
         assert self.account is not None
@@ -198,13 +201,19 @@ class LiveJob:
 
     async def _clean_up(self) -> cgroup.Usage:
         """Closes and removes everything but the record."""
-        usage = cgroup.Usage()
         if self._sandbox is not None:
-            usage = await self._sandbox.remove()
-            self.ending.notes += self._sandbox.notes
+            await self._sandbox.end()
+            self._sandbox.close()
         await self._drain()
+        usage = await self.engine.call(self._remove)
+        if self._sandbox is not None:
+            self.ending.notes += self._sandbox.notes
+        return usage
+
+    def _remove(self) -> cgroup.Usage:
+        usage = cgroup.Usage() if self._sandbox is None else self._sandbox.remove()
         if self.account is not None:
-            await self.engine.call(self.account.close)
+            self.account.close()
         return usage
 
     async def _settle(self, status: Status | None, usage: cgroup.Usage, wall: float) -> JobRecord:

@@ -42,7 +42,7 @@ class ProcessTree:
         self._refused: LaunchFailed | None = None
         self._ended = asyncio.Event()
         report.setblocking(False)
-        self._loop.add_reader(report.fileno(), self._read_report)
+        self._loop.add_reader(report.fileno(), self._read_message)
         self._loop.add_reader(pidfd, self._on_gone)
 
     @property
@@ -121,26 +121,26 @@ class ProcessTree:
         hint = "init was killed before the program could start"
         return LaunchFailed(step=self._step(), call="init", path=None, errno=None, hint=hint)
 
-    def _read_report(self) -> None:
-        while True:
-            try:
-                data, descriptors = protocol.receive(self._report)
-                for descriptor in descriptors:  # init has none to give
-                    os.close(descriptor)
-                if not data:
-                    self._loop.remove_reader(self._report.fileno())
-                    return
+    def _read_message(self) -> bool:
+        """Takes one message of init's, if there is one; False where there is none."""
+        if self._report.fileno() < 0:
+            return False
+        try:
+            data, descriptors = protocol.receive(self._report)
+            for descriptor in descriptors:  # init has none to give
+                os.close(descriptor)
+            if data:
                 self._take(protocol.decode(data))
-            except BlockingIOError:
-                return
-            except (Protocol, KeyError, TypeError, ValueError, OSError) as error:
-                # Init is the job's neighbour: nonsense from it ends the job, never us.
-                self._loop.remove_reader(self._report.fileno())
-                self._refused = LaunchFailed(
-                    step=self._step(), call="report", path=None, errno=None, hint=f"init broke its protocol: {error}"
-                )
-                self._report.close()  # which ends init
-                return
+                return True
+        except BlockingIOError:
+            return False
+        except (Protocol, KeyError, TypeError, ValueError, OSError) as error:
+            # Init is the job's neighbour: nonsense from it ends the job, never us.
+            hint = f"init broke its protocol: {error}"
+            self._refused = LaunchFailed(step=self._step(), call="report", path=None, errno=None, hint=hint)
+        self._loop.remove_reader(self._report.fileno())
+        self._report.close()  # which ends init, if it has not ended
+        return False
 
     def _take(self, message: dict[str, Any]) -> None:
         match message["is"]:
@@ -160,7 +160,8 @@ class ProcessTree:
 
     def _on_gone(self) -> None:
         self._loop.remove_reader(self._pidfd)
-        self._read_report()  # init's last words are in the socket even though it is gone
+        while self._read_message():  # init's last words are in the socket even though it is gone
+            pass
         self._ended.set()
         if self._status is not None and not self._started.done():
             self._started.set_result(None)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Awaitable
 from errno import EBUSY
 from typing import Final
 
@@ -27,8 +28,8 @@ STANDBY_SECONDS: Final = 30.0  # a sandbox that nobody has wanted for so long is
 class Sandbox:
     """One sandbox; made by `Sandboxes.take`, ended by `remove`."""
 
-    def __init__(self, name: str, leaf: cgroup.Leaf, slots: IdSlots | None) -> None:
-        """Takes a range of ids and makes the pipes; blocks."""
+    def __init__(self, name: str, leaf: cgroup.Leaf, slots: IdSlots | None, spec: SandboxSpec) -> None:
+        """Takes a range of ids, makes the pipes and writes the request; blocks."""
         self.name = name
         self.leaf = leaf
         self.notes: list[str] = []
@@ -40,6 +41,9 @@ class Sandbox:
         self.stderr_read, self.stderr_write = os.pipe2(os.O_CLOEXEC)
         self.command = os.memfd_create("stockade-command", os.MFD_CLOEXEC)
         self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
+        self._body = protocol.write_body(spec.wire())
+        # What init gets: the job may read its input, not change it.
+        self._given = [leaf.open_procs(), os.open(f"/proc/self/fd/{self.stdin}", os.O_RDONLY | os.O_CLOEXEC)]
         if self._slot is not None:  # or /dev/stdout could not be opened by the job
             owner = range_map(self._slot)[1]
             for descriptor in (self.stdout_write, self.stderr_write):
@@ -50,43 +54,38 @@ class Sandbox:
         assert self._tree is not None
         return self._tree
 
-    async def build(self, server: ForkServer, spec: SandboxSpec, *, merge: bool) -> None:
+    async def build(self, server: ForkServer, *, merge: bool) -> None:
         """Has init build the root; returns when it waits for its command.
 
         Raises: LaunchFailed, with the step; Closed, where the fork server is gone.
         """
-        body = await asyncio.to_thread(protocol.write_body, spec.wire())
-        stdin = procs = -1
+        procs, stdin = self._given
+        stderr = self.stdout_write if merge else self.stderr_write
         try:
-            stdin = os.open(f"/proc/self/fd/{self.stdin}", os.O_RDONLY | os.O_CLOEXEC)  # the job may read it, not change it
-            procs = self.leaf.open_procs()
-            stderr = self.stdout_write if merge else self.stderr_write
-            descriptors = (body, self.leaf.directory, procs, self.command, stdin, self.stdout_write, stderr)
             pidfd, report = await server.launch(
                 self.name,
-                descriptors,
+                (self._body, self.leaf.directory, procs, self.command, stdin, self.stdout_write, stderr),
                 uid_map=caller_map(JOB_UID, os.getuid()) if self._slot is None else range_map(self._slot),
                 gid_map=caller_map(JOB_GID, os.getgid()) if self._slot is None else range_map(self._slot),
             )
-        except BaseException:
-            os.close(body)
-            raise
         finally:
-            for descriptor in (stdin, procs):
-                if descriptor >= 0:
-                    os.close(descriptor)
-            self._close_write_ends()
-        self._tree = ProcessTree(pidfd=pidfd, report=report, request=body, leaf=self.leaf)
+            self._close_given()
+        self._tree = ProcessTree(pidfd=pidfd, report=report, request=self._body, leaf=self.leaf)
         await self._bounded(self._tree.wait_ready())
 
-    async def execute(self, spec: SandboxSpec, stdin: bytes | None) -> ProcessTree:
-        """Starts the command; returns once the program has been executed. Its pipes are the caller's from then on.
+    def write_command(self, spec: SandboxSpec, stdin: bytes | None) -> None:
+        """Puts the command and its whole input where init will find them; blocks."""
+        protocol.fill_body(self.command, spec.wire_command(has_stdin=stdin is not None))
+        view = memoryview(stdin or b"")
+        while view:
+            view = view[os.write(self.stdin, view) :]
+
+    async def execute(self) -> None:
+        """Starts the command that has been written; returns once the program has been executed.
 
         Raises: LaunchFailed, with the step, where it could not be.
         """
-        await asyncio.to_thread(self._write_command, spec, stdin)
         await self._bounded(self.tree.start_command())
-        return self.tree
 
     def take_pipes(self, *, merge: bool) -> tuple[int, ...]:
         """The read ends of the streams, now the caller's: standard output and error, or one for both."""
@@ -96,42 +95,23 @@ class Sandbox:
         self.stdout_read = self.stderr_read = -1
         return taken
 
-    async def remove(self) -> cgroup.Usage:
-        """Ends whatever is left in it and removes it; what its cgroup counted is read just before that goes."""
+    async def end(self) -> None:
+        """Kills whatever is left in it and waits until no process is; `remove` may follow."""
         if self._tree is not None and not self._tree.is_gone:
             try:
                 await self._tree.kill()
             except TimeoutError:
                 self.notes.append("init did not end when it was killed")
-        if self._tree is not None:
-            self._tree.close()
-        return await asyncio.to_thread(self._remove)
 
-    async def _bounded(self, waiting) -> None:  # type: ignore[no-untyped-def]
-        try:
-            async with asyncio.timeout(LAUNCH_BOUND):
-                await waiting
-        except TimeoutError:
-            raise LaunchFailed(step="start", call="init", path=None, errno=None, hint="the host is overloaded") from None
-
-    def _write_command(self, spec: SandboxSpec, stdin: bytes | None) -> None:
-        protocol.fill_body(self.command, spec.wire_command(has_stdin=stdin is not None))
-        view = memoryview(stdin or b"")
-        while view:
-            view = view[os.write(self.stdin, view) :]
-
-    def _close_write_ends(self) -> None:
-        for descriptor in (self.stdout_write, self.stderr_write):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.stdout_write = self.stderr_write = -1
-
-    def _remove(self) -> cgroup.Usage:
-        self._close_write_ends()
+    def remove(self) -> cgroup.Usage:
+        """Removes what `end` has emptied; what its cgroup counted is read just before that goes. Blocks."""
+        self._close_given()
         for descriptor in (self.stdout_read, self.stderr_read, self.command, self.stdin):
             if descriptor >= 0:
                 os.close(descriptor)
         self.stdout_read = self.stderr_read = self.command = self.stdin = -1
+        if self._tree is None:
+            os.close(self._body)
         if not self.leaf.wait_empty(KILL_BOUND):
             self.notes.append(f"processes {self.leaf.processes()} were still there {KILL_BOUND:g} s after they were killed")
         usage = self.leaf.usage()
@@ -146,6 +126,25 @@ class Sandbox:
             self._slots.give_back(self._slot)
             self._slot = None
         return usage
+
+    def close(self) -> None:
+        """Closes what watches its processes; on the event loop, after `end`."""
+        if self._tree is not None:
+            self._tree.close()
+
+    async def _bounded(self, waiting: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(LAUNCH_BOUND):
+                await waiting
+        except TimeoutError:
+            raise LaunchFailed(step="start", call="init", path=None, errno=None, hint="the host is overloaded") from None
+
+    def _close_given(self) -> None:
+        for descriptor in (self.stdout_write, self.stderr_write, *self._given):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.stdout_write = self.stderr_write = -1
+        self._given.clear()
 
 
 class Sandboxes:
@@ -211,7 +210,7 @@ class Sandboxes:
         async def removal() -> None:
             sandbox = await task
             if sandbox is not None:
-                await sandbox.remove()
+                await _dispose(sandbox)
 
         removing: asyncio.Task[object] = asyncio.create_task(removal(), name="stockade-standby-removal")
         self._removals.add(removing)
@@ -226,9 +225,9 @@ class Sandboxes:
     async def _build(self, spec: SandboxSpec, *, merge: bool) -> Sandbox:
         sandbox = await asyncio.to_thread(self._make, spec)
         try:
-            await sandbox.build(self._server, spec, merge=merge)
+            await sandbox.build(self._server, merge=merge)
         except BaseException:
-            await sandbox.remove()
+            await _dispose(sandbox)
             raise
         return sandbox
 
@@ -239,7 +238,14 @@ class Sandboxes:
         except OSError as error:
             raise LaunchFailed(step="cgroup", call="write", path=error.filename, errno=error.errno, hint=error.strerror) from None
         try:
-            return Sandbox(name, leaf, self._slots)
+            return Sandbox(name, leaf, self._slots, spec)
         except BaseException:
             leaf.remove()
             raise
+
+
+async def _dispose(sandbox: Sandbox) -> None:
+    """Ends and removes a sandbox that no command will use."""
+    await sandbox.end()
+    sandbox.close()
+    await asyncio.to_thread(sandbox.remove)

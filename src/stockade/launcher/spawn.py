@@ -145,17 +145,16 @@ class ForkServer:
         raise Closed("the fork server is gone", hint="make a new executor")
 
     def _on_readable(self) -> None:
-        while not self.is_lost:
-            try:
-                data, descriptors = protocol.receive(self._channel)
-            except BlockingIOError:
-                return
-            except OSError:
-                data, descriptors = b"", []
-            if not data:
-                self._lose()
-                return
+        try:
+            data, descriptors = protocol.receive(self._channel)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, descriptors = b"", []
+        if data:
             self._take(protocol.decode(data), descriptors)
+        else:
+            self._lose()
 
     def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
         match message["is"]:
