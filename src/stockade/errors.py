@@ -6,6 +6,7 @@
     │  ├─ NotAllowed         the policy refuses this
     │  ├─ UnknownJob         no job of that id is visible to the caller
     │  └─ ExecutableNotFound no such program inside the sandbox
+    │     └─ NotExecutable      it is there and cannot be executed
     ├─ Closed            the caller's: the executor or registry has been closed
     ├─ TooManyJobs       the caller's: wait for a job to end, or kill one
     ├─ HostUnfit         the operator's: change the machine (`hint` says how)
@@ -65,6 +66,12 @@ class ExecutableNotFound(InvalidRequest):
     """The program cannot be found, or cannot be seen, inside the sandbox."""
 
     code = "executable_not_found"
+
+
+class NotExecutable(ExecutableNotFound):
+    """The program is there, inside the sandbox, and is no executable file."""
+
+    code = "not_executable"
 
 
 class Closed(StockadeError):

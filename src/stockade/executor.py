@@ -15,8 +15,9 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
+from stockade.bank.artifacts import ArtifactStore
 from stockade.bank.bank import Account
 from stockade.bank.cursors import SHARED, Increment
 from stockade.bank.windows import DEFAULT_CHARS, MAX_BYTES, BytePage, Page, Tail
@@ -34,6 +35,7 @@ from stockade.policy.compile import compile_policy
 from stockade.policy.model import Policy
 from stockade.sandbox.spec import Identity, SandboxSpec
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _LAYERS: Final = "user mount pid ipc uts net cgroup"
@@ -140,11 +142,13 @@ class Executor:
         session: str | None = None,
         key: str | None = None,
         owner_limit: int | None = None,
+        artifacts: bool = False,
         **parts: Any,
     ) -> Job:
         """Starts a command and returns at once; `parts` are those of `policy.command.command` (cwd, env, stdin, timeout, label).
 
-        `policy` must be no wider than the executor's. With `key`, the same owner's second start gives the first one's job.
+        `policy` must be no wider than the executor's. With `key`, the same owner's second start gives the first one's job. With
+        `artifacts`, each stream is an artifact when the job has settled, and the record's `references` say how to read it.
 
         Raises: InvalidRequest and its kin (nothing has happened), HostUnfit, TooManyJobs, Closed.
         """
@@ -153,7 +157,14 @@ class Executor:
 
             check_narrower(policy, self.policy)
         return await self.start_with_policy(
-            argv, policy or self.policy, owner=owner, session=session, key=key, owner_limit=owner_limit, **parts
+            argv,
+            policy or self.policy,
+            owner=owner,
+            session=session,
+            key=key,
+            owner_limit=owner_limit,
+            artifacts=artifacts,
+            **parts,
         )
 
     async def start_with_policy(
@@ -165,6 +176,7 @@ class Executor:
         session: str | None = None,
         key: str | None = None,
         owner_limit: int | None = None,
+        artifacts: bool = False,
         **parts: Any,
     ) -> Job:
         """As `start`, under a policy of its own that may be wider than the executor's (N-P5): for the host application only."""
@@ -179,7 +191,7 @@ class Executor:
         admitted = admit(policy, wanted)
         spec, created = await engine.call(self._register, engine, admitted, owner, session, key, owner_limit)
         if created.fresh:
-            job = LiveJob(engine, created.record.id, admitted.policy, spec, wanted.stdin)
+            job = LiveJob(engine, created.record, admitted.policy, spec, wanted.stdin, artifacts=artifacts)
             self._live[job.id] = job
             self._tasks[job.id] = asyncio.create_task(self._live_out(job), name=f"stockade-job-{job.id}")
         return Job(self, created.record.id)
@@ -305,13 +317,12 @@ class Executor:
         if live is not None:
             await live.has_account.wait()
         reader = (await self._account(job_id)).reader(stream)
-        position = 0
+        position, grown = 0, asyncio.Event()
         if live is not None:
-            live.followers += 1
+            live.followers.add(grown)
         try:
             while True:
-                if live is not None:
-                    live.progress.clear()
+                grown.clear()
                 finished = reader.stream.extent().finished
                 page = await engine.call(reader.read_bytes, position)
                 position = page.next_offset
@@ -320,10 +331,19 @@ class Executor:
                 elif finished or live is None:
                     return
                 else:
-                    await live.progress.wait()
+                    await grown.wait()
         finally:
             if live is not None:
-                live.followers -= 1
+                live.followers.discard(grown)
+
+    @property
+    def artifacts(self) -> ArtifactStore:
+        """What jobs and hosts have banked; its methods block."""
+        return self._opened().artifacts
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs something that blocks (a read of the bank, say) on a thread of this executor."""
+        return await self._opened().call(function, *args, **kwargs)
 
     def on_done(self, listener: Callable[[JobRecord], object], *, scope: Caller = HOST) -> Callable[[], None]:
         """Calls `listener` once for each job that settles from now on, on a thread of its own; returns what removes it."""
@@ -393,6 +413,8 @@ class Executor:
             if job.error is not None:
                 self._errors[job.id] = job.error
             del self._live[job.id], self._tasks[job.id]
+            job.has_account.set()  # also where it never had one: nobody may wait for it any more
+            job.wake_followers()
 
     async def _read(self, job_id: str, caller: Caller, question: Callable[[Account], T]) -> T:
         record = await self.get(job_id, caller=caller)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, ParamSpec, TypeVar
 
+from stockade.bank.artifacts import ArtifactStore
 from stockade.bank.bank import Bank
 from stockade.config import CgroupEntry, Config
 from stockade.errors import HostUnfit, PolicyError
@@ -51,6 +52,7 @@ class Engine:
         self.server: ForkServer
         self.pump: Pump
         self.bank: Bank
+        self.artifacts: ArtifactStore
         self.registry: Registry
         self.sandboxes: Sandboxes
         self.slots: IdSlots | None = None
@@ -122,6 +124,8 @@ class Engine:
             self.slots = IdSlots()
             close(self.slots.close)
         self.bank = Bank(self._state.layout.bank)
+        self.artifacts = ArtifactStore(self.bank)
+        close(delattr, self, "artifacts")
         close(delattr, self, "bank")  # its descriptors are closed with their last holder
         store = Store.open(self._state.layout.database)
         close(store.close)

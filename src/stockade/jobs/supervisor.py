@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, ParamSpec
 
+from pydantic import JsonValue
+
 from stockade.bank.bank import Account
 from stockade.bank.streams import Overflow, SinkFailed
 from stockade.errors import LaunchFailed, StockadeError
@@ -38,9 +40,15 @@ DRAIN: Final = 5.0  # seconds that a stream may stay open after the last process
 class LiveJob:
     """One job of this executor, from admission until it has settled."""
 
-    def __init__(self, engine: Engine, job_id: str, policy: Policy, spec: SandboxSpec, stdin: bytes | None) -> None:
+    def __init__(
+        self, engine: Engine, record: JobRecord, policy: Policy, spec: SandboxSpec, stdin: bytes | None, *, artifacts: bool
+    ) -> None:
+        """With `artifacts`, each stream becomes an artifact before the record is settled (U-23)."""
         self.engine = engine
-        self.id = job_id
+        self.id = record.id
+        self._record = record
+        self._keeps_artifacts = artifacts
+        self.references: dict[str, JsonValue] = {}
         self.policy = policy
         self.spec = spec
         self.ending = Ending()
@@ -49,8 +57,7 @@ class LiveJob:
         self.account: Account | None = None
         self.has_account = asyncio.Event()
         self.tree: ProcessTree | None = None
-        self.progress = asyncio.Event()  # set whenever a stream has grown or closed; for who follows
-        self.followers = 0
+        self.followers: set[asyncio.Event] = set()  # each is its own follower's to clear
         self.peak_sample: int | None = None
         self.is_frozen = False
         self.streams: list[Stream] = []
@@ -90,6 +97,11 @@ class LiveJob:
             self._grace = seconds
             self._hurry.set()
         return self._grace
+
+    def wake_followers(self) -> None:
+        """Has everybody who follows look again: a stream has grown or closed, or the job is over."""
+        for follower in self.followers:
+            follower.set()
 
     async def _launch(self) -> ProcessTree:
         """Sandbox, account, pipes, command; returns once the program has been executed."""
@@ -150,11 +162,11 @@ class LiveJob:
 
     def _on_progress(self, stream: Stream) -> None:
         if self.followers:
-            self._loop.call_soon_threadsafe(self.progress.set)
+            self._loop.call_soon_threadsafe(self.wake_followers)
 
     def _on_closed(self, stream: Stream) -> None:
         self._closed[stream].set()
-        self.progress.set()
+        self.wake_followers()
 
     async def _await_end(self, tree: ProcessTree) -> Status | None:
         """Waits for the command or for a cause, whichever is first, and until no process is left."""
@@ -214,6 +226,11 @@ class LiveJob:
         usage = cgroup.Usage() if self._sandbox is None else self._sandbox.remove()
         if self.account is not None:
             self.account.close()
+            if self._keeps_artifacts:
+                for name in self.account.streams:
+                    label, session = self._record.label or "", self._record.session
+                    reference = self.engine.artifacts.bank_stream(self.account, name, label=f"{label} ({name})", session=session)
+                    self.references[name] = reference.model_dump()
         return usage
 
     async def _settle(self, status: Status | None, usage: cgroup.Usage, wall: float) -> JobRecord:
@@ -253,6 +270,7 @@ class LiveJob:
             duration=duration,
             stdout_bytes=sizes.get("stdout", sizes.get("output", 0)),
             stderr_bytes=sizes.get("stderr", 0),
+            references=self.references,
             **changes,
         )
         # The account's descriptors are closed with their last holder, and we are in cycles with our own callbacks.

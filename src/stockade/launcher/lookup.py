@@ -11,7 +11,7 @@ import shutil
 import stat
 from dataclasses import dataclass
 
-from stockade.errors import ExecutableNotFound, InvalidRequest
+from stockade.errors import ExecutableNotFound, InvalidRequest, NotExecutable
 from stockade.sandbox import syscalls
 from stockade.sandbox.spec import JOB_HOME, Host, Place, Resolution
 
@@ -181,7 +181,7 @@ class View:
 
 def _find_executable(argv0: str, cwd: str, path: tuple[str, ...], view: View, host_path: str) -> str:
     candidates = [os.path.join(cwd, argv0)] if "/" in argv0 else [f"{directory}/{argv0}" for directory in path]
-    blocked: str | None = None
+    blocked = refused = None
     for candidate in candidates:
         try:
             inside, outside = view.follow(candidate)
@@ -193,7 +193,15 @@ def _find_executable(argv0: str, cwd: str, path: tuple[str, ...], view: View, ho
             continue
         if stat.S_ISREG(found.st_mode) and found.st_mode & 0o111:
             return candidate
-        blocked = blocked or f"{candidate!r} is no executable file"
+        # As a shell: a directory that happens to have the name of a program is not that program.
+        if "/" in argv0 or stat.S_ISREG(found.st_mode):
+            refused = refused or candidate
+    if refused is not None:
+        raise NotExecutable(
+            f"executable {refused!r} is there and is not an executable file",
+            field="argv",
+            hint=f"make it executable with chmod +x, or name the program that reads it first, such as sh {refused}",
+        )
     raise _not_found(argv0, blocked, host_path)
 
 
