@@ -200,7 +200,7 @@ def _popen(channel: int, leaf: Leaf, identity: Identity, log: int) -> subprocess
     try:
         own_cgroup = leaf.open_procs()
         try:
-            arguments = [str(channel), str(executor), str(own_cgroup), str(identity), *_import_paths()]
+            arguments = [str(channel), str(executor), str(own_cgroup), str(identity), *import_paths()]
             # The real interpreter: a pyenv shim costs 100 ms, a virtual environment's link would need site-packages.
             interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
             return subprocess.Popen(
@@ -218,7 +218,7 @@ def _popen(channel: int, leaf: Leaf, identity: Identity, log: int) -> subprocess
         os.close(executor)
 
 
-def _import_paths() -> list[str]:
+def import_paths() -> list[str]:
     """Where the fork server finds this package and python-prctl, and nothing before the standard library that it can avoid."""
     paths = []
     for name, depth in (("stockade", 2), ("prctl", 1)):

@@ -44,7 +44,8 @@ def decode(data: bytes) -> dict[str, Any]:
         message = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Protocol(f"message is not JSON: {str(error)[:80]}") from None
-    if not isinstance(message, dict) or message.get("v") != VERSION or not isinstance(message.get("is"), str):
+    version = message.get("v") if isinstance(message, dict) else None
+    if type(version) is not int or version != VERSION or not isinstance(message.get("is"), str):
         raise Protocol("message is not an object of version 1 with a kind")
     return message
 

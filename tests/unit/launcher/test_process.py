@@ -1,0 +1,112 @@
+"""What the executor makes of init's words: they are read as those of the job's neighbour."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stockade.errors import LaunchFailed
+from stockade.launcher.outcome import Status
+from stockade.launcher.process import ProcessTree
+from stockade.sandbox import protocol
+from stockade.sandbox.cgroup import Leaf
+
+WAIT = 10.0
+
+
+@asynccontextmanager
+async def tree(tmp_path: Path) -> AsyncIterator[tuple[ProcessTree, socket.socket, subprocess.Popen[bytes]]]:
+    """A tree whose init is a `cat` that we can end, and whose words are ours."""
+    process = await asyncio.to_thread(subprocess.Popen, ["/usr/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    request = await asyncio.to_thread(protocol.write_body, {})
+    directory = await asyncio.to_thread(os.open, tmp_path, os.O_RDONLY)
+    built = ProcessTree(pidfd=os.pidfd_open(process.pid), report=ours, request=request, leaf=Leaf(directory, "x", directory))
+    try:
+        yield built, theirs, process
+    finally:
+        theirs.close()
+        assert process.stdin is not None
+        process.stdin.close()
+        async with asyncio.timeout(WAIT):
+            await built.wait_gone()
+        built.close()
+        await asyncio.to_thread(process.wait)
+        os.close(directory)
+
+
+class TestWords:
+    async def test_the_commands_status_is_what_init_says(self, tmp_path: Path) -> None:
+        async with tree(tmp_path) as (built, init, _):
+            for message in (protocol.encode("ready"), protocol.encode("started"), protocol.encode("ended", code=7)):
+                init.send(message)
+            async with asyncio.timeout(WAIT):
+                await built.wait_ready()
+                assert await built.wait_ended() == Status(exit_code=7)
+
+    async def test_a_second_status_is_ignored(self, tmp_path: Path) -> None:
+        async with tree(tmp_path) as (built, init, _):
+            init.send(protocol.encode("ended", code=7))
+            init.send(protocol.encode("ended", signal=9))
+            async with asyncio.timeout(WAIT):
+                assert await built.wait_ended() == Status(exit_code=7)
+        assert built.status == Status(exit_code=7)
+
+    async def test_a_failed_step_reaches_the_caller(self, tmp_path: Path) -> None:
+        async with tree(tmp_path) as (built, init, process):
+            init.send(protocol.encode("failed", step="mounts", call="move_mount", path="/x", errno=2))
+            process.stdin.close()
+            async with asyncio.timeout(WAIT):
+                with pytest.raises(LaunchFailed, match=r"step 'mounts': move_mount on '/x': ENOENT"):
+                    await built.wait_ready()
+
+    async def test_an_init_that_dies_silently_names_the_step_it_was_at(self, tmp_path: Path) -> None:
+        async with tree(tmp_path) as (built, _, process):
+            await asyncio.to_thread(protocol.mark_step, built._request, "pivot")
+            process.stdin.close()
+            async with asyncio.timeout(WAIT):
+                with pytest.raises(LaunchFailed, match="step 'pivot'"):
+                    await built.wait_ready()
+
+    @given(
+        words=st.lists(
+            st.binary(min_size=1, max_size=100)
+            | st.builds(
+                lambda kind, fields: protocol.encode(kind, **fields),
+                st.sampled_from(["ready", "started", "failed", "ended", "signalled", "other"]),
+                st.dictionaries(
+                    st.sampled_from(["code", "signal", "step", "call", "path", "errno"]),
+                    st.none()
+                    | st.integers(-5, 300)
+                    | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+                    | st.lists(st.integers()),
+                ),
+            ),
+            max_size=6,
+        )
+    )
+    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_nothing_that_init_says_breaks_the_executor(self, tmp_path: Path, words: list[bytes]) -> None:
+        async def hear() -> None:
+            async with tree(tmp_path) as (built, init, process):
+                for word in words:
+                    try:
+                        init.send(word)
+                    except OSError:
+                        break  # it has been hung up on
+                process.stdin.close()
+                async with asyncio.timeout(WAIT):
+                    status = await built.wait_ended()
+                    assert status is None or (status.exit_code is None) != (status.signal is None)
+                    await built.wait_gone()
+
+        asyncio.run(hear())
