@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
@@ -22,9 +21,11 @@ from stockade.bank.bank import Account
 from stockade.bank.cursors import SHARED, Increment
 from stockade.bank.windows import DEFAULT_CHARS, MAX_BYTES, BytePage, Page, Tail
 from stockade.config import Config, caller_environment, from_environment
-from stockade.errors import Closed, InvalidRequest, StockadeError, TooManyJobs
+from stockade.errors import Closed, ExecutableNotFound, InvalidRequest, StockadeError, TooManyJobs
 from stockade.jobs.engine import Engine
-from stockade.jobs.records import HOST, Caller, JobRecord, JobRequest, Usage
+from stockade.jobs.recent import EVERY_SESSION, Counters, Session
+from stockade.jobs.records import HOST, Caller, JobRecord, Usage
+from stockade.jobs.requests import job_request
 from stockade.jobs.starts import Created
 from stockade.jobs.supervisor import LiveJob
 from stockade.launcher import lookup
@@ -33,12 +34,12 @@ from stockade.policy.admission import Admitted, admit
 from stockade.policy.command import Command, command
 from stockade.policy.compile import compile_policy
 from stockade.policy.model import Policy
-from stockade.sandbox.spec import Identity, SandboxSpec
+from stockade.sandbox.spec import SandboxSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_LAYERS: Final = "user mount pid ipc uts net cgroup"
+_NEVER_STARTED: Final = "cancelled before it was started"
 KILL_MARGIN: Final = 45.0  # seconds beyond the grace within which a killed job has settled
 
 
@@ -143,12 +144,16 @@ class Executor:
         key: str | None = None,
         owner_limit: int | None = None,
         artifacts: bool = False,
+        settle_failures: bool = False,
+        abort: asyncio.Event | None = None,
         **parts: Any,
     ) -> Job:
         """Starts a command and returns at once; `parts` are those of `policy.command.command` (cwd, env, stdin, timeout, label).
 
         `policy` must be no wider than the executor's. With `key`, the same owner's second start gives the first one's job. With
         `artifacts`, each stream is an artifact when the job has settled, and the record's `references` say how to read it.
+        With `settle_failures`, a program that is not there makes a job that settles as `failed` instead of an error here. Setting
+        `abort` ends the job as `aborted`; where it is set already, the job settles so and nothing is spawned (U-6).
 
         Raises: InvalidRequest and its kin (nothing has happened), HostUnfit, TooManyJobs, Closed.
         """
@@ -164,6 +169,8 @@ class Executor:
             key=key,
             owner_limit=owner_limit,
             artifacts=artifacts,
+            settle_failures=settle_failures,
+            abort=abort,
             **parts,
         )
 
@@ -177,6 +184,8 @@ class Executor:
         key: str | None = None,
         owner_limit: int | None = None,
         artifacts: bool = False,
+        settle_failures: bool = False,
+        abort: asyncio.Event | None = None,
         **parts: Any,
     ) -> Job:
         """As `start`, under a policy of its own that may be wider than the executor's (N-P5): for the host application only."""
@@ -189,11 +198,22 @@ class Executor:
                 f"{len(self._tasks)} jobs run and at most {self.config.max_jobs} may", hint="wait until one ends, or kill one"
             )
         admitted = admit(policy, wanted)
-        spec, created = await engine.call(self._register, engine, admitted, owner, session, key, owner_limit)
+        is_aborted = abort is not None and abort.is_set()
+        refused = StockadeError(_NEVER_STARTED) if is_aborted else None
+
+        def register() -> tuple[SandboxSpec | StockadeError, Created]:
+            """Looks the paths up, compiles the plan and admits the job; one trip to a thread for all that blocks."""
+            plan = refused or self._plan(engine, admitted, settle_failures=settle_failures)
+            request = job_request(admitted, plan, owner=owner, session=session, key=key)
+            return plan, engine.registry.create(request, limit=owner_limit)
+
+        plan, created = await engine.call(register)
         if created.fresh:
-            job = LiveJob(engine, created.record, admitted.policy, spec, wanted.stdin, artifacts=artifacts)
+            job = LiveJob(engine, created.record, admitted.policy, plan, wanted.stdin, artifacts=artifacts)
+            if is_aborted:
+                job.ending.ask(Aborted(_NEVER_STARTED))
             self._live[job.id] = job
-            self._tasks[job.id] = asyncio.create_task(self._live_out(job), name=f"stockade-job-{job.id}")
+            self._tasks[job.id] = asyncio.create_task(self._live_out(job, abort), name=f"stockade-job-{job.id}")
         return Job(self, created.record.id)
 
     async def run(self, argv: Sequence[str] | Command, **options: Any) -> Result:
@@ -255,10 +275,12 @@ class Executor:
             record = await self.get(job_id, caller=caller)
         return engine.registry.acknowledge(record)
 
-    async def kill(self, job_id: str, *, grace: float | None = None, signal: int = 15, caller: Caller = HOST) -> JobRecord:
+    async def kill(
+        self, job_id: str, *, grace: float | None = None, signal: int = 15, reason: str | None = None, caller: Caller = HOST
+    ) -> JobRecord:
         """Ends a job and gives its settled record: `signal` to every process, the grace, then the kernel kills what is left.
 
-        A job that has settled is returned as it is. A second kill with a shorter grace shortens the first one's.
+        `reason` is what the outcome's detail says, where it is not that the caller sent this signal. A job that has settled is returned as it is. A second kill with a shorter grace shortens the first one's.
 
         Raises: UnknownJob; InvalidRequest for a signal or a grace that is none.
         """
@@ -271,7 +293,7 @@ class Executor:
         bound = KILL_MARGIN
         if live is not None:
             live.first_signal = signal if live.ending.cause is None else live.first_signal
-            live.ending.ask(Killed(by="caller", detail=f"{signal_name(signal)} by the caller"))
+            live.ending.ask(Killed(by="caller", detail=reason or f"{signal_name(signal)} by the caller"))
             bound += live.shorten_grace(grace)
         return await self.wait(job_id, bound, caller=caller)
 
@@ -280,6 +302,10 @@ class Executor:
         records = self._opened().registry.unsettled(caller)
         await asyncio.gather(*(self.kill(record.id) for record in records))
         return len(records)
+
+    def counters(self, owner: Caller = HOST, session: Session = EVERY_SESSION) -> Counters:
+        """How many jobs of that owner (`HOST`: of all) and session run, and how many ended unseen (1A.8); never blocks."""
+        return self._opened().registry.counters(owner, session)
 
     async def signal(self, job_id: str, number: int, *, caller: Caller = HOST) -> bool:
         """Sends a signal to every process of a job, and nothing more; False where it has none any more. Raises: UnknownJob."""
@@ -309,7 +335,7 @@ class Executor:
         """The last characters of a stream. Raises: UnknownJob, InvalidRequest."""
         return await self._read(job_id, caller, lambda account: account.reader(stream).tail(chars))
 
-    async def follow(self, job_id: str, stream: str = "stdout") -> AsyncIterator[bytes]:
+    async def follow(self, job_id: str, stream: str = "stdout") -> AsyncGenerator[bytes, None]:
         """Every byte of a stream, those that are there first and then each as it comes, until the stream has ended."""
         engine = self._opened()
         await self.get(job_id)
@@ -366,50 +392,37 @@ class Executor:
     async def explain(self, argv: Sequence[str] | Command, *, policy: Policy | None = None, **parts: Any) -> SandboxSpec:
         """The compiled plan of a command; nothing is started."""
         wanted = argv if isinstance(argv, Command) else command(argv, **parts)
-        return await self._opened().call(self._plan, self._opened(), admit(policy or self.policy, wanted))
+        plan = await self._opened().call(self._plan, self._opened(), admit(policy or self.policy, wanted))
+        assert isinstance(plan, SandboxSpec)
+        return plan
 
-    def _register(
-        self,
-        engine: Engine,
-        admitted: Admitted,
-        owner: str | None,
-        session: str | None,
-        key: str | None,
-        owner_limit: int | None,
-    ) -> tuple[SandboxSpec, Created]:
-        """Looks the paths up, compiles the plan and admits the job; one trip to a thread for all that blocks."""
-        spec = self._plan(engine, admitted)
-        request = JobRequest(
-            argv=spec.argv,
-            cwd=spec.cwd,
-            label=admitted.command.title,
-            owner=owner,
-            session=session,
-            key=key,
-            policy=_digest(admitted.policy),
-            isolation=_isolation(spec),
-        )
-        return spec, engine.registry.create(request, limit=owner_limit)
-
-    def _plan(self, engine: Engine, admitted: Admitted) -> SandboxSpec:
+    def _plan(self, engine: Engine, admitted: Admitted, *, settle_failures: bool = False) -> SandboxSpec | StockadeError:
         policy = admitted.policy
         host = engine.host(policy.root)
-        resolution = lookup.resolve(
-            argv0=admitted.command.argv[0],
-            cwd=admitted.cwd,
-            path=policy.path,
-            workspace=policy.workspace,
-            ro=policy.ro,
-            rw=policy.rw,
-            host=host,
-            host_path=self.config.host_path,
-        )
+        try:
+            resolution = lookup.resolve(
+                argv0=admitted.command.argv[0],
+                cwd=admitted.cwd,
+                path=policy.path,
+                workspace=policy.workspace,
+                ro=policy.ro,
+                rw=policy.rw,
+                host=host,
+                host_path=self.config.host_path,
+            )
+        except ExecutableNotFound as error:
+            if settle_failures:
+                return error
+            raise
         return compile_policy(policy, admitted.command, host, resolution, inherited=self._environment)
 
-    async def _live_out(self, job: LiveJob) -> JobRecord:
+    async def _live_out(self, job: LiveJob, abort: asyncio.Event | None) -> JobRecord:
+        watching = None if abort is None else asyncio.create_task(_ask_when_set(abort, job), name=f"stockade-abort-{job.id}")
         try:
             return await job.run()
         finally:
+            if watching is not None:
+                watching.cancel()
             if job.error is not None:
                 self._errors[job.id] = job.error
             del self._live[job.id], self._tasks[job.id]
@@ -436,6 +449,11 @@ class Executor:
         """The fork server is gone: its jobs die with it and settle by themselves; new ones are refused by its socket."""
 
 
+async def _ask_when_set(abort: asyncio.Event, job: LiveJob) -> None:
+    await abort.wait()
+    job.ending.ask(Aborted("the caller's abort signal was set"))
+
+
 async def run(argv: Sequence[str], policy: Policy, **parts: Any) -> Result:
     """Runs one command in an executor of its own; for scripts."""
     async with Executor(policy) as executor:
@@ -453,27 +471,6 @@ def _whole_output(account: Account) -> tuple[bytes, bytes]:
                 break
         texts.append(bytes(data))
     return texts[0], texts[1] if len(texts) > 1 else b""
-
-
-def _digest(policy: Policy) -> str:
-    return hashlib.sha256(policy.model_dump_json().encode()).hexdigest()[:16]
-
-
-def _isolation(spec: SandboxSpec) -> dict[str, str]:
-    """What holds a job, layer by layer; part of every record."""
-    who = "its own range of host ids" if spec.identity is Identity.RANGE else "the caller's own id"
-    layers = {f"namespace.{name}": "own" for name in _LAYERS.split()}
-    return {
-        **layers,
-        "identity": who,
-        "root": "own tmpfs, host trees read-only, pivoted",
-        "capabilities": "none, securebits locked",
-        "no_new_privs": "on",
-        "seccomp": spec.seccomp,
-        "nested_namespaces": "user.max_*_namespaces = 0",
-        "network": "loopback" if spec.loopback else "none",
-        **dict(spec.mechanisms),
-    }
 
 
 __all__ = ["Executor", "Job", "Result", "run"]

@@ -71,6 +71,12 @@ class ArtifactStore:
         self._lock = threading.Lock()
         self._loaded: OrderedDict[str, StreamReader] = OrderedDict()
 
+    def close(self) -> None:
+        """Let go of the directory; for when nobody reads or banks any more. The bank itself stays open."""
+        with self._lock:
+            self._loaded.clear()
+            self._directory.close()
+
     # Banking
 
     def bank_artifact(

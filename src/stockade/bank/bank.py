@@ -19,6 +19,7 @@ import os
 import secrets
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Annotated, Final, Literal, TypeVar
@@ -147,6 +148,10 @@ class Account:
             on_close(self)
         return tuple(failures)
 
+    def release(self) -> None:
+        """Let go of the directory at once; nothing can be read through this account afterwards."""
+        self._directory.close()
+
     def _stamp(self) -> None:
         os.utime(_TERMS, dir_fd=self._directory.fd, follow_symlinks=False)
 
@@ -211,11 +216,22 @@ class Bank:
             terms,
             {name: stream for name, (stream, _) in made.items()},
             {name: writer for name, (_, writer) in made.items()},
-            on_close=self._settled,
+            on_close=_reporting_to(self),
         )
         with self._lock:
             self._live[job_id] = account
         return account
+
+    def close(self) -> None:
+        """Let go of all directories; for when nobody reads or writes any more. Accounts that are open are closed."""
+        for account in list(self._live.values()):
+            account.close()
+        with self._lock:
+            for account in self._loaded.values():
+                account.release()
+            self._loaded.clear()
+            for directory in (self._jobs, self._trash, self.root):
+                directory.close()
 
     def _settled(self, account: Account) -> None:
         with self._lock:
@@ -312,6 +328,18 @@ class Bank:
             held = name in wanted or name in self._live or _exists(directory, _OPEN)
             kept.append(Kept(name, "job", ended_at, disk_use(directory), held))
         return tuple(kept)
+
+
+def _reporting_to(bank: Bank) -> Callable[[Account], None]:
+    """What an account does when it closes, without keeping the bank alive: the bank already keeps the account."""
+    owner = weakref.ref(bank)
+
+    def settled(account: Account) -> None:
+        kept = owner()
+        if kept is not None:
+            kept._settled(account)  # noqa: SLF001  # the bank's own function, only written outside of it
+
+    return settled
 
 
 def _read_terms(directory: Directory, job_id: str) -> Terms | None:

@@ -87,6 +87,14 @@ def byte_of_char(data: bytes, count: int) -> int:
     return position
 
 
+def _is_plain(view: memoryview) -> bool:
+    """True where `view` is known to be ASCII without line ends, for which it must be the whole of what it shows."""
+    whole = view.obj
+    if not isinstance(whole, (bytes, bytearray)) or len(whole) != view.nbytes:
+        return False
+    return whole.isascii() and b"\n" not in whole
+
+
 class TextIndex:
     """Marks and totals of one stream; one thread extends it, any thread asks it."""
 
@@ -110,6 +118,9 @@ class TextIndex:
         made: list[Mark] = []
         costly = False
         position, size = 0, len(view)
+        if not pending and _is_plain(view):
+            made = [Mark(byte, chars + byte - total, lines) for byte in range(last + STEP, total + size + 1, STEP)]
+            total, chars, position = total + size, chars + size, size
         while position < size:
             block = bytes(view[position : position + last + STEP - total])
             if not pending and block.isascii():

@@ -22,7 +22,8 @@ CREATE_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_
 class Directory:
     """An open directory descriptor, closed when the last holder lets go of it.
 
-    Readers in other threads may still be using the descriptor, so nobody closes it by number: the last reference does.
+    Readers in other threads may still be using the descriptor, so the last reference closes it; `close` is for whoever knows that
+    there are none. What is asked of it afterwards fails with EBADF.
     """
 
     __slots__ = ("fd", "path")
@@ -31,10 +32,15 @@ class Directory:
         self.fd = fd
         self.path = path
 
-    def __del__(self) -> None:
-        fd = getattr(self, "fd", -1)
+    def close(self) -> None:
+        """Close the descriptor now; closing twice is allowed."""
+        fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            self.close()
 
     def stat(self) -> os.stat_result:
         return os.fstat(self.fd)

@@ -22,6 +22,8 @@ from stockade.errors import StockadeError
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
+# Larger writes cost the kernel up to four times as much a byte (ext4 with large folios, Linux 6.18), smaller ones more calls.
+_WRITE: Final = 128 * KIB
 _CATCH_UP: Final = 1 * MIB
 _WORTH_STORING: Final = 8 * MIB
 
@@ -237,13 +239,17 @@ class StreamWriter:
 
     def _persist(self, part: memoryview) -> int:
         stream = self._stream
+        written, failure = 0, None
         try:
-            written = stream.segments.write(part)
+            while written < len(part):
+                written += stream.segments.write(part[written : written + _WRITE])
         except OSError as error:
-            raise self._fail(error.errno or errno_names.EIO) from error
+            failure = error
         if stream.segments.vanished():
             raise self._fail(errno_names.ENOENT, call="the file was removed")
         stream.count(part[:written])
+        if failure is not None:
+            raise self._fail(failure.errno or errno_names.EIO) from failure
         return written
 
     def _room_in_segment(self, segment_size: int) -> int:
@@ -274,9 +280,11 @@ class StreamWriter:
         if not self._closed:
             self._closed = True
             try:
-                if stream.segments.vanished():
-                    self._fail(errno_names.ENOENT, call="the file was removed")
-                stream.segments.end_writing(sync=sync)
+                try:
+                    if stream.segments.vanished():
+                        self._fail(errno_names.ENOENT, call="the file was removed")
+                finally:
+                    stream.segments.end_writing(sync=sync)
             except OSError as error:
                 self._fail(error.errno or errno_names.EIO, call="close")
             finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from stockade.launcher.outcome import Exited, Killed, Outcome, OutOfMemory, Signaled, Status
+from stockade.launcher.outcome import Exited, Killed, Outcome, OutOfMemory, OutputLimited, Signaled, Status
 from stockade.sandbox.cgroup import Usage
 
 SIGKILL = 9
@@ -21,23 +21,40 @@ class Ending:
         self._closed = False
 
     def ask(self, cause: Outcome) -> bool:
-        """Asks for the end of the job; False where another cause was first, or the command had already ended by itself."""
-        if self._closed or self.cause is not None:
-            self.notes.append(f"too late to count: {cause.sentence()}")
+        """Asks for the end of the job; False where another cause was first, or the command had already ended by itself.
+
+        That bytes of the output are missing is never too late: they may have been in the pipe when the command ended.
+        """
+        if self.cause is not None or (self._closed and not _is_loss(cause)):
+            self._note(cause)
             return False
         self.cause = cause
         self._asked.set()
         return True
 
     def close(self) -> None:
-        """The command has ended by itself: no cause counts any more."""
+        """The command has ended by itself: nobody can ask for its end any more."""
         self._closed = True
+
+    def withdraw(self) -> None:
+        """The command had ended by itself before the first signal was sent: who asked came too late, but for a loss (U-25)."""
+        if self.cause is not None and not _is_loss(self.cause):
+            self._note(self.cause)
+            self.cause = None
+
+    def _note(self, cause: Outcome) -> None:
+        self.notes.append(f"too late to count: {cause.sentence()}")
 
     async def wait(self) -> Outcome:
         """Waits until somebody asks."""
         await self._asked.wait()
         assert self.cause is not None
         return self.cause
+
+
+def _is_loss(cause: Outcome) -> bool:
+    """True where the cause says that the output, or the memory, of the job is not what it would have been."""
+    return isinstance(cause, OutputLimited | OutOfMemory) or (isinstance(cause, Killed) and cause.by == "sink")
 
 
 def classify(cause: Outcome | None, status: Status | None, usage: Usage, memory_limit: int | None) -> Outcome:

@@ -120,7 +120,7 @@ class Registry:
                 changes = _allowed(changes)
             live.record = live.record.with_(state=state, **changes)
             if state is not JobState.STARTING:  # a moment long; whoever finds it after a crash learns no more from it than from `queued`
-                self.store.submit(live.record)
+                self.store.submit(live.record, urgent=False)
             return live.record
 
     def note(self, job_id: str, *notes: str) -> JobRecord:

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 GROUP: Final = 512  # submissions in one commit at most
 RETRY_SECONDS: Final = 0.25  # between attempts to write what could not be written
 CLOSE_SECONDS: Final = 10.0
+PATIENCE_SECONDS: Final = 0.05  # how long a change that nobody waits for may wait for company
 
 _REFUSALS: Final = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
@@ -58,6 +59,7 @@ class Store:
         self._connection = connection
         self._wake = threading.Condition()
         self._queue: deque[_Submission] = deque()
+        self._urgent = False  # somebody waits for a commit of what is queued
         self._backlog: dict[_Key, _Change] = {}
         self._commits = 0
         self._closing = False
@@ -113,17 +115,20 @@ class Store:
         with self._wake:
             return ("put", job_id) in self._backlog or ("acknowledge", job_id) in self._backlog
 
-    def submit(self, record: JobRecord) -> Future[None]:
-        """Writes one record; the future ends after the commit, with StateError where it failed (and is tried again)."""
-        return self.submit_all((record,))
+    def submit(self, record: JobRecord, *, urgent: bool = True) -> Future[None]:
+        """Writes one record; the future ends after the commit, with StateError where it failed (and is tried again).
+
+        One that is not urgent is written with the next that is, or after 50 ms.
+        """
+        return self._submit((_put(record),), urgent=urgent)
 
     def submit_all(self, records: Iterable[JobRecord]) -> Future[None]:
         """Writes records in one transaction; as `submit`."""
         return self._submit(tuple(_put(record) for record in records))
 
     def acknowledge(self, job_id: str) -> Future[None]:
-        """Marks a settled job as seen; as `submit`."""
-        return self._submit((_Change(("acknowledge", job_id), lambda to: schema.acknowledge(to, job_id)),))
+        """Marks a settled job as seen; as `submit`, not urgent."""
+        return self._submit((_Change(("acknowledge", job_id), lambda to: schema.acknowledge(to, job_id)),), urgent=False)
 
     def delete(self, job_id: str) -> Future[None]:
         """Removes a settled job, for retention; refused with StateError where it is not settled."""
@@ -148,14 +153,16 @@ class Store:
         with self._wake:
             return len(self._backlog) + sum(len(waiting.changes) for waiting in self._queue)
 
-    def _submit(self, changes: tuple[_Change, ...]) -> Future[None]:
+    def _submit(self, changes: tuple[_Change, ...], *, urgent: bool = True) -> Future[None]:
         submission = _Submission(changes)
         submission.done.set_running_or_notify_cancel()  # nobody can take a commit back
         with self._wake:
             if self._closing:
                 raise Closed("the registry has been closed", hint="open a new executor on the state directory")
             self._queue.append(submission)
-            self._wake.notify()
+            if urgent or len(self._queue) == 1:
+                self._urgent = self._urgent or urgent
+                self._wake.notify()
         return submission.done
 
     def _write_loop(self) -> None:
@@ -173,6 +180,9 @@ class Store:
                     return None
                 if not self._wake.wait(RETRY_SECONDS if self._backlog else None) and self._backlog:
                     return []
+            if not self._urgent:
+                self._wake.wait_for(lambda: self._urgent or self._closing, PATIENCE_SECONDS)
+            self._urgent = len(self._queue) > GROUP
             return [self._queue.popleft() for _ in range(min(GROUP, len(self._queue)))]
 
     def _commit(self, group: list[_Submission]) -> None:

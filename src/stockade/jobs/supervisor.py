@@ -41,16 +41,26 @@ class LiveJob:
     """One job of this executor, from admission until it has settled."""
 
     def __init__(
-        self, engine: Engine, record: JobRecord, policy: Policy, spec: SandboxSpec, stdin: bytes | None, *, artifacts: bool
+        self,
+        engine: Engine,
+        record: JobRecord,
+        policy: Policy,
+        plan: SandboxSpec | StockadeError,
+        stdin: bytes | None,
+        *,
+        artifacts: bool,
     ) -> None:
-        """With `artifacts`, each stream becomes an artifact before the record is settled (U-23)."""
+        """A `plan` that is an error is the reason why the job will settle without having run.
+
+        With `artifacts`, each stream becomes an artifact before the record is settled (U-23).
+        """
         self.engine = engine
         self.id = record.id
         self._record = record
         self._keeps_artifacts = artifacts
         self.references: dict[str, JsonValue] = {}
         self.policy = policy
-        self.spec = spec
+        self._plan = plan
         self.ending = Ending()
         self.first_signal = int(signal.SIGTERM)
         self.error: StockadeError | None = None  # why it never ran
@@ -86,6 +96,13 @@ class LiveJob:
         wall = time.monotonic() - self._began
         usage = await self._clean_up()
         return await self._settle(status, usage, wall)
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """What the sandbox is built from. Raises: the reason why there can be none."""
+        if isinstance(self._plan, StockadeError):
+            raise self._plan
+        return self._plan
 
     def signal(self, number: int) -> bool:
         """Sends a signal to every process of the job; False where it has none any more."""
@@ -124,11 +141,14 @@ class LiveJob:
 
     def _prepare(self, sandbox: Sandbox) -> Account:
         """Opens the account and writes the command; blocks."""
-        names = ("output",) if self.policy.merge_streams else ("stdout", "stderr")
-        overflow = Overflow(self.policy.overflow)
-        account = self.engine.bank.open_account(self.id, streams=names, cap=self.policy.limits.output, overflow=overflow)
+        account = self._open_account()
         sandbox.write_command(self.spec, self._stdin)
         return account
+
+    def _open_account(self) -> Account:
+        names = ("output",) if self.policy.merge_streams else ("stdout", "stderr")
+        overflow = Overflow(self.policy.overflow)
+        return self.engine.bank.open_account(self.id, streams=names, cap=self.policy.limits.output, overflow=overflow)
 
     def _add_stream(self, name: str, descriptor: int) -> None:
         assert self.account is not None
@@ -174,12 +194,15 @@ class LiveJob:
         asked = asyncio.create_task(self.ending.wait())
         try:
             await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
+            by_itself = ended.done()
+            if not by_itself:
                 await self._escalate(tree, ended)
             self.ending.close()
             if not ended.done():
                 await tree.kill()
             await tree.wait_gone()
+            if by_itself or tree.ended_unsignalled:
+                self.ending.withdraw()
             return tree.status
         finally:
             for task in (ended, asked):
@@ -224,6 +247,9 @@ class LiveJob:
 
     def _remove(self) -> cgroup.Usage:
         usage = cgroup.Usage() if self._sandbox is None else self._sandbox.remove()
+        if self.account is None and self._keeps_artifacts:  # it never ran, and its output is empty, not missing
+            with contextlib.suppress(StockadeError):  # the reason why it never ran says more
+                self.account = self._open_account()
         if self.account is not None:
             self.account.close()
             if self._keeps_artifacts:

@@ -39,6 +39,8 @@ class ProcessTree:
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._status: Status | None = None
+        self._sent = 0  # signals that init was asked to send
+        self._relayed = 0  # and those that it has sent
         self._refused: LaunchFailed | None = None
         self._ended = asyncio.Event()
         report.setblocking(False)
@@ -49,6 +51,11 @@ class ProcessTree:
     def status(self) -> Status | None:
         """The command's wait status as init reported it; None before its end, or where init was killed first."""
         return self._status
+
+    @property
+    def ended_unsignalled(self) -> bool:
+        """True where the command's end was reported before the last signal that init was asked for had been sent."""
+        return self._status is not None and (self._relayed < self._sent or not self._sent)
 
     @property
     def is_gone(self) -> bool:
@@ -86,6 +93,8 @@ class ProcessTree:
             self._report.send(protocol.encode("signal", signal=number))
         except OSError:
             return False
+        finally:
+            self._sent += 1
         return True
 
     async def kill(self) -> None:
@@ -153,7 +162,9 @@ class ProcessTree:
             case protocol.ENDED if self._status is None:
                 self._status = _status(message)
                 self._ended.set()
-            case protocol.ENDED | protocol.SIGNALLED:
+            case protocol.SIGNALLED:
+                self._relayed += 1
+            case protocol.ENDED:
                 pass
             case kind:
                 raise Protocol(f"unknown message {kind[:40]!r}")

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import socket
 
-# The fork server is the one program that we start ourselves.
+# The fork server, and the probes of the doctor, are the only programs that we start ourselves.
 import subprocess  # noqa: TID251
 import sys
 from collections.abc import Callable, Sequence
@@ -28,7 +28,8 @@ from stockade.sandbox.spec import Identity
 
 START_BOUND = 20.0  # seconds until the fork server must be ready
 LAUNCH_BOUND = 30.0  # seconds until it must have answered a request
-_BOOT = "import sys; sys.path[:0] = sys.argv[5:]; from stockade.sandbox.forkserver import main; main()"
+# argv: how many paths, the paths, then what the module's `main` finds from argv[1] on
+_BOOT = "import sys; n = 2 + int(sys.argv[1]); sys.path[:0] = sys.argv[2:n]; del sys.argv[1:n]; from {} import main; main()"
 
 
 class ForkServer:
@@ -195,27 +196,59 @@ class ForkServer:
         self._on_lost()
 
 
+def run_isolated(module: str, *arguments: str, bound: float) -> subprocess.CompletedProcess[bytes]:
+    """Runs the `main` of a module of the kernel layer in a fresh interpreter, and gives what it printed; blocks.
+
+    After `bound` seconds it is killed, which its status tells; what it had printed by then is given all the same.
+
+    Raises: HostUnfit, where it cannot be started.
+    """
+    process = _popen_isolated(module, arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        stdout, stderr = process.communicate(timeout=bound)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        stdout, stderr = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
 def _popen(channel: int, leaf: Leaf, identity: Identity, log: int) -> subprocess.Popen[bytes]:
     executor = os.pidfd_open(os.getpid())
     try:
         own_cgroup = leaf.open_procs()
         try:
-            arguments = [str(channel), str(executor), str(own_cgroup), str(identity), *import_paths()]
-            # The real interpreter: a pyenv shim costs 100 ms, a virtual environment's link would need site-packages.
-            interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-            return subprocess.Popen(
-                [interpreter, "-I", "-S", "-c", _BOOT, *arguments],
-                env={},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(channel, executor, own_cgroup),
-            )
+            given = (channel, executor, own_cgroup)
+            arguments = (*map(str, given), str(identity))
+            return _popen_isolated("stockade.sandbox.forkserver", arguments, stdout=log, stderr=log, pass_fds=given)
         finally:
             os.close(own_cgroup)
     finally:
         os.close(executor)
+
+
+def _popen_isolated(
+    module: str, arguments: Sequence[str], *, stdout: int, stderr: int, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts the `main` of a module of the kernel layer in a fresh interpreter, with nothing but what is given here."""
+    paths = import_paths()
+    # The real interpreter: a pyenv shim costs 100 ms, a virtual environment's link would need site-packages.
+    interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    try:
+        return subprocess.Popen(
+            [interpreter, "-I", "-S", "-c", _BOOT.format(module), str(len(paths)), *paths, *arguments],
+            env={},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
+        )
+    except OSError as error:
+        raise HostUnfit(
+            f"the interpreter {interpreter!r} cannot be started: {error.strerror}",
+            feature="interpreter",
+            hint="use an interpreter that this user can read and execute",
+        ) from None
 
 
 def import_paths() -> list[str]:

@@ -88,6 +88,7 @@ class Command(Strict):
     argv: Annotated[tuple[str, ...], Checked(_argv)]
     cwd: Annotated[str | None, Checked(_cwd)] = None  # absolute, or relative to the workspace; None: the workspace
     env: Annotated[Mapping[str, str], Checked(variables)] = Field(default_factory=Environment)  # on top of the policy's
+    replace_env: Annotated[bool, Checked(flag)] = False  # `env` is the whole environment instead
     stdin: Annotated[bytes | None, Checked(_stdin)] = None  # None: /dev/null
     interactive: Annotated[bool, Checked(flag)] = False  # stdin stays open after `stdin` has been written
     timeout: Annotated[
@@ -112,6 +113,7 @@ def command(
     *,
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
+    replace_env: bool = False,
     stdin: bytes | None = None,
     interactive: bool = False,
     timeout: float | str | None = None,
@@ -126,6 +128,7 @@ def command(
             "argv": argv,
             "cwd": cwd,
             "env": {} if env is None else env,
+            "replace_env": replace_env,
             "stdin": stdin,
             "interactive": interactive,
             "timeout": timeout,

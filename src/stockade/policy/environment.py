@@ -31,6 +31,8 @@ def is_inherited_by_default(name: str) -> bool:
 
 def job_environment(policy: Policy, command: Command, cwd: str, inherited: Mapping[str, str]) -> Environment:
     """All variables of the job; `inherited` is the caller's environment, of which the policy picks."""
+    if command.replace_env:
+        return Environment(command.env)
     return Environment(
         {
             "PATH": ":".join(policy.path),

@@ -244,7 +244,7 @@ def choose_base(*, is_root: bool, wanted: str | None) -> str:
     if os.path.basename(own) == SUPERVISOR:
         own = os.path.dirname(own)
     if is_root and not _is_delegated(own):
-        return _topmost(own)
+        return topmost(own)
     if not os.access(own, os.W_OK | os.X_OK) or not os.access(f"{own}/cgroup.procs", os.W_OK):
         raise _no_cgroup(own, PermissionError(errno.EACCES, "not writable"))
     return own
@@ -399,7 +399,7 @@ def _is_delegated(path: str) -> bool:
     return False
 
 
-def _topmost(own: str) -> str:
+def topmost(own: str) -> str:
     """The topmost cgroup of the hierarchy that is in sight: the mount point, which has no cgroup.type when it is the real root."""
     top = own
     while os.path.exists(f"{os.path.dirname(top)}/cgroup.procs"):

@@ -151,12 +151,12 @@ def detach_unneeded(kinds: frozenset[str]) -> None:
         kind = row[row.index("-") + 1]
         if kind in kinds:
             try:
-                syscalls.umount2(_unescape(row[4]), syscalls.MNT_DETACH)
+                syscalls.umount2(unescape(row[4]), syscalls.MNT_DETACH)
             except KernelError:
                 pass  # busy, or covered by another: harmless, merely one mount more to copy
 
 
-def _unescape(path: str) -> str:
+def unescape(path: str) -> str:
     r"""A path as mountinfo writes it, with \040 for a space and so on (proc_pid_mountinfo(5))."""
     head, *rest = path.split("\\")
     return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)

@@ -44,10 +44,11 @@ def decode(data: bytes) -> dict[str, Any]:
         message = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Protocol(f"message is not JSON: {str(error)[:80]}") from None
-    version = message.get("v") if isinstance(message, dict) else None
-    if type(version) is not int or version != VERSION or not isinstance(message.get("is"), str):
-        raise Protocol("message is not an object of version 1 with a kind")
-    return message
+    if isinstance(message, dict):
+        version, kind = message.get("v"), message.get("is")
+        if type(version) is int and version == VERSION and isinstance(kind, str):
+            return message
+    raise Protocol("message is not an object of version 1 with a kind")
 
 
 def write_body(body: dict[str, Any]) -> int:

@@ -32,6 +32,8 @@ _DEVICE_LINKS = (
     ("ptmx", "pts/ptmx"),
 )
 
+PROC_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+PROC_OPTIONS = "hidepid=invisible"
 # Kernel memory, keys, timers and the log of the whole host: files are covered by /dev/null, directories by an empty tmpfs.
 PROC_MASKED = ("kcore", "keys", "key-users", "kmsg", "latency_stats", "sched_debug", "timer_list", "acpi", "asound", "scsi")
 PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs")
@@ -148,8 +150,7 @@ def _open_device(name: str, numbers: tuple[int, int]) -> int:
 
 
 def _proc(root: int, operation: list[Any]) -> None:
-    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    os.close(mounts.mount_at(root, operation[1], "proc", flags, "hidepid=invisible"))
+    os.close(mounts.mount_at(root, operation[1], "proc", PROC_FLAGS, PROC_OPTIONS))
 
 
 def _seal_proc(root: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from stockade.errors import InvalidRequest, StateError
 
 
 @pytest.fixture
-def store(bank: Bank) -> ArtifactStore:
-    return ArtifactStore(bank)
+def store(bank: Bank) -> Iterator[ArtifactStore]:
+    opened = ArtifactStore(bank)
+    yield opened
+    opened.close()
 
 
 def page_of(store: ArtifactStore, artifact_id: str, offset: int = 0, limit: int = 50_000) -> Page:

@@ -1,0 +1,8 @@
+"""`python -m stockade` is the `stockade` command."""
+
+from __future__ import annotations
+
+from stockade.tools.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What is recorded of a start before anything is made: the request, a digest of its policy, and what will hold the job."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from stockade.errors import StockadeError
+from stockade.jobs.records import JobRequest
+from stockade.policy.admission import Admitted
+from stockade.policy.model import Policy
+from stockade.sandbox.spec import Identity, SandboxSpec
+
+_LAYERS: Final = "user mount pid ipc uts net cgroup"
+
+
+def job_request(
+    admitted: Admitted, plan: SandboxSpec | StockadeError, *, owner: str | None, session: str | None, key: str | None
+) -> JobRequest:
+    """The request as it is recorded; of a plan that could not be made, the command alone."""
+    planned = plan if isinstance(plan, SandboxSpec) else None
+    return JobRequest(
+        argv=admitted.command.argv,
+        cwd=admitted.cwd if planned is None else planned.cwd,
+        label=admitted.command.title,
+        owner=owner,
+        session=session,
+        key=key,
+        policy=_digest(admitted.policy),
+        isolation={} if planned is None else _isolation(planned),
+    )
+
+
+def _digest(policy: Policy) -> str:
+    return hashlib.sha256(policy.model_dump_json().encode()).hexdigest()[:16]
+
+
+def _isolation(spec: SandboxSpec) -> dict[str, str]:
+    """What holds a job, layer by layer; part of every record."""
+    who = "its own range of host ids" if spec.identity is Identity.RANGE else "the caller's own id"
+    layers = {f"namespace.{name}": "own" for name in _LAYERS.split()}
+    return {
+        **layers,
+        "identity": who,
+        "root": "own tmpfs, host trees read-only, pivoted",
+        "capabilities": "none, securebits locked",
+        "no_new_privs": "on",
+        "seccomp": spec.seccomp,
+        "nested_namespaces": "user.max_*_namespaces = 0",
+        "network": "loopback" if spec.loopback else "none",
+        **dict(spec.mechanisms),
+    }

@@ -1,0 +1,293 @@
+"""The command line's grammar: which commands there are, what they take and what they exit with.
+
+Data goes to stdout, everything else to stderr. Each command imports what it needs when it runs, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Final, cast
+
+import typer
+
+from stockade.errors import InvalidRequest, StockadeError
+from stockade.tools import exit_codes
+from stockade.tools.options import RunOptions, StateDir, read_stdin, understand, with_run_options
+
+# What the parser raises; typer has had it under several names, and this way to it in all of its versions.
+_PARSER_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[2])
+
+_RUN_HELP: Final = """\
+Run a command that nobody trusts, sealed off, and pass on its output and its exit code.
+
+Nothing of yours is visible to it, not even the current directory, unless you name it: --workspace DIR (it starts there), --ro, --rw.
+It reads /dev/null unless --stdin is given.
+
+Ctrl-C sends SIGINT to the job and gives it the grace to end; a second one kills it at once. However we end, nothing of it is left.
+
+Its record and output are kept with --state-dir or STOCKADE_STATE_DIR (one run at a time for each directory), else they go when it ends.
+
+Exit codes:
+
+\b
+"""
+
+app = typer.Typer(
+    name="stockade",
+    help="Runs commands nobody trusts: sealed by the kernel, killable to the last descendant, fully recorded.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job, as `stockade ps` shows it.")]
+_UP_TO_COMMAND: Final = {"allow_interspersed_args": False}
+
+
+def _run_help() -> str:
+    return _RUN_HELP + "".join(f"{code:>6}  {meaning}\n" for code, meaning in exit_codes.TABLE)
+
+
+@app.command(help=_run_help(), short_help="Run a command, sealed off.", options_metavar="[OPTIONS] --", context_settings=_UP_TO_COMMAND)
+@with_run_options
+def run(
+    options: RunOptions,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Read our stdin to its end first, and give it to the job (64 MiB).")] = False,
+    json: Annotated[bool, typer.Option("--json", help="No live output; at the end one JSON object with everything.")] = False,
+    base64: Annotated[bool, typer.Option("--base64", help="With --json: the exact bytes of the output too.")] = False,
+) -> int:
+    if base64 and not json:
+        raise InvalidRequest("--base64 goes with --json", field="base64", hint="without --json the output is exact as it is")
+    try:
+        wanted = understand(options, stdin=read_stdin() if stdin else None)
+        from stockade.executor import Result
+        from stockade.tools.run_command import run_live, run_quietly
+
+        if not json:
+            return run_live(wanted)
+        results: list[Result] = []
+        code = run_quietly(wanted, results)
+    except StockadeError as error:
+        if json:
+            from stockade.tools import render
+
+            print(render.as_json(render.error_fields(error, exit_codes.of_error(error))))
+        raise
+    from stockade.tools import render
+
+    for result in results:
+        print(render.as_json(render.result_fields(result, code, with_base64=base64)))
+    return code
+
+
+@app.command(short_help="Print what `run` would build.", options_metavar="[OPTIONS] --", context_settings=_UP_TO_COMMAND)
+@with_run_options
+def explain(options: RunOptions, json: AsJson = False) -> int:
+    """Print what `run` with the same options would build and which limits would hold, and stop.
+
+    Nothing is run. In the plan, <state> stands for the state directory.
+    """
+    import asyncio
+    import tempfile
+
+    from stockade.executor import Executor
+    from stockade.tools import render
+
+    wanted = understand(options)
+    with tempfile.TemporaryDirectory(prefix="stockade-") as place:
+        config = wanted.config.model_copy(update={"state_dir": place})
+
+        async def plan() -> str:
+            async with Executor(wanted.policy, config=config, environment=wanted.environment) as executor:
+                spec = await executor.explain(wanted.command)
+            return render.as_json(render.plan_fields(spec)) if json else "\n".join(map(render.printable, spec.describe()))
+
+        print(asyncio.run(plan()).replace(place, "<state>"))
+    return 0
+
+
+@app.command(short_help="Examine this host.")
+def doctor(json: AsJson = False) -> int:
+    """Examine this host: what it can enforce, what is missing, and what to do about it. Exits with 0 when it is fit, else 1."""
+    import asyncio
+    import importlib
+
+    from stockade.config import from_environment
+    from stockade.tools import render
+
+    examine = importlib.import_module("stockade.doctor").examine
+    report = asyncio.run(examine(from_environment()))
+    if json:
+        found = report.to_json()
+        print(found if isinstance(found, str) else render.as_json(found))
+    else:
+        print(render.report_table(report.checks), end="")
+        print(f"\n{render.printable(report.verdict)}")
+    return 0 if report.fit else 1
+
+
+@app.command(short_help="List jobs.")
+def ps(
+    state_dir: StateDir = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="COUNT", min=1, max=1000, help="At most so many, the newest.")] = 50,
+    running: Annotated[bool, typer.Option("--running", help="Only those that have not ended.")] = False,
+    json: AsJson = False,
+) -> int:
+    """List the jobs of a state directory, the newest first, while its executor runs and after it has ended."""
+    from stockade.jobs.states import SETTLED, JobState
+    from stockade.tools import render
+    from stockade.tools.state import find_layout, see
+
+    states = None if not running else frozenset(JobState) - SETTLED
+    seen = see(find_layout(state_dir), lambda reader: reader.list(limit=limit, states=states).records)
+    shown = [(record, seen.standing(record)) for record in seen.records if not running or seen.is_alive(record)]
+    if json:
+        print(render.as_json([{**render.record_fields(record), "sentence": standing} for record, standing in shown]))
+    else:
+        print(render.jobs_table(shown), end="")
+    return 0
+
+
+@app.command()
+def show(job: JobArgument, state_dir: StateDir = None, json: AsJson = False) -> int:
+    """Print all that is recorded of one job."""
+    from stockade.tools import render
+    from stockade.tools.state import find_layout, see_job
+
+    seen, record = see_job(find_layout(state_dir), job)
+    if json:
+        print(render.as_json({**render.record_fields(record), "sentence": seen.standing(record)}))
+    else:
+        print("\n".join(render.record_lines(record, seen.standing(record))))
+    return 0
+
+
+@app.command(short_help="Print what a job has written.")
+def logs(
+    job: JobArgument,
+    state_dir: StateDir = None,
+    stderr: Annotated[bool, typer.Option("--stderr", help="What it wrote to stderr instead of stdout.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    lines: Annotated[int | None, typer.Option("--lines", metavar="COUNT", min=0, help="Begin with the last so many lines.")] = None,
+    exact: Annotated[bool, typer.Option("--bytes", help="The exact bytes; else text with control characters shown as escapes.")] = False,
+) -> int:
+    """Print what a job has written, while it runs and after it has ended."""
+    from stockade.tools.state import find_layout, show_log
+
+    stream = "stderr" if stderr else "stdout"
+    if remark := show_log(find_layout(state_dir), job, stream, follow=follow, lines=lines, exact=exact):
+        _say(f"stockade: {remark}")
+    return 0
+
+
+@app.command(short_help="Say how to end a job.")
+def kill(job: JobArgument, state_dir: StateDir = None) -> int:
+    """Say how to end a job: only the process that started it can, and this says which one that is."""
+    from stockade.tools.state import find_layout, refuse_kill
+
+    _say(f"stockade: job {job} has ended already: {refuse_kill(find_layout(state_dir), job)}")
+    return 0
+
+
+@app.command(short_help="Remove ended jobs with their output.")
+def purge(
+    state_dir: StateDir = None,
+    older_than: Annotated[str | None, typer.Option("--older-than", metavar="TIME", help="Remove what ended before, such as 7d.")] = None,
+    keep_count: Annotated[int | None, typer.Option("--keep-count", metavar="COUNT", min=0, help="Keep so many, the newest.")] = None,
+    keep_bytes: Annotated[str | None, typer.Option("--keep-bytes", metavar="SIZE", help="Keep so much on disk, such as 1G.")] = None,
+    only_say: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+) -> int:
+    """Remove ended jobs with their output; their ids are printed. Refuses while an executor uses the state directory."""
+    from stockade.tools import render
+    from stockade.tools.options import retention
+    from stockade.tools.state import find_layout
+    from stockade.tools.state import purge as purge_directory
+
+    wanted = retention(older_than, keep_count, keep_bytes)
+    done = purge_directory(find_layout(state_dir), wanted, only_say=only_say)
+    for job_id in done.removed:
+        print(job_id)
+    _say(f"stockade: {'would remove' if only_say else 'removed'} {len(done.removed)}, {render.size(done.bytes)} on disk")
+    for job_id, why in done.failed:
+        _say(f"stockade: {job_id} could not be removed: {why}")
+    return exit_codes.FAILED if done.failed else 0
+
+
+@app.callback(invoke_without_command=True)
+def _stockade(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"stockade {installed('stockade')}")
+        raise typer.Exit(0)
+
+
+def main() -> None:
+    """The program `stockade`."""
+    _keep_standard_descriptors()
+    sys.exit(execute(sys.argv[1:]))
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Does what the arguments say; the exit code. Whatever goes wrong is told in one line and never as a traceback."""
+    try:
+        code = app(args=list(arguments) or ["--help"], prog_name="stockade", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except StockadeError as error:
+        _complain(error.message, error.hint)
+        return exit_codes.of_error(error)
+    except _PARSER_ERROR as error:
+        asked = getattr(getattr(error, "ctx", None), "command_path", "stockade")
+        _complain(getattr(error, "format_message", error.__str__)().rstrip("."), f"`{asked} --help` lists what there is")
+        return exit_codes.FAILED
+    except BrokenPipeError:
+        _forget_stdout()
+        return exit_codes.UNREAD
+    except (KeyboardInterrupt, typer.Abort):
+        return exit_codes.INTERRUPTED
+    except OSError as error:
+        _complain(str(error), None)
+        return exit_codes.FAILED
+    except Exception as error:  # noqa: BLE001 - the last door: a bug is said in one line, with the place where it is
+        _complain(f"internal error: {type(error).__name__}: {error}", f"this is a bug of Stockade, please report it with: {_place(error)}")
+        return exit_codes.FAILED
+
+
+def _place(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "unknown place" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+
+
+def _complain(message: str, hint: str | None) -> None:
+    _say(f"stockade: {message}" if hint is None else f"stockade: {message}\nhint: {hint}")
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        pass  # nobody listens; the exit code says it too
+
+
+def _forget_stdout() -> None:
+    """Python would try to write what is left once more when it ends, and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def _keep_standard_descriptors() -> None:
+    """Where we were started with stdin, stdout or stderr closed, the next file that we open would take its place."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
