@@ -280,7 +280,8 @@ class Executor:
     ) -> JobRecord:
         """Ends a job and gives its settled record: `signal` to every process, the grace, then the kernel kills what is left.
 
-        `reason` is what the outcome's detail says, where it is not that the caller sent this signal. A job that has settled is returned as it is. A second kill with a shorter grace shortens the first one's.
+        `reason` is what the outcome's detail says, where it is not that the caller sent this signal. A job that has settled is
+        returned as it is. A second kill with a shorter grace shortens the first one's.
 
         Raises: UnknownJob; InvalidRequest for a signal or a grace that is none.
         """
@@ -432,6 +433,8 @@ class Executor:
     async def _read(self, job_id: str, caller: Caller, question: Callable[[Account], T]) -> T:
         record = await self.get(job_id, caller=caller)
         engine = self._opened()
+        if (live := self._live.get(job_id)) is not None:
+            await live.has_account.wait()  # a job that has just been started has none yet
         answer = await engine.call(lambda: question(engine.bank.account(job_id)))
         engine.registry.acknowledge(record)
         return answer

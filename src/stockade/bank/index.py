@@ -116,7 +116,7 @@ class TextIndex:
         pending, total, chars, lines = self._pending, self._total, self._total_chars, self._total_lines
         last = self._bytes[-1]
         made: list[Mark] = []
-        costly = False
+        sampled = invalid = 0
         position, size = 0, len(view)
         if not pending and _is_plain(view):
             made = [Mark(byte, chars + byte - total, lines) for byte in range(last + STEP, total + size + 1, STEP)]
@@ -131,7 +131,7 @@ class TextIndex:
                 chars += len(text)
                 pending = joined[used:]
                 sample = text[::_SAMPLE]
-                costly = sample.count("\ufffd") * 16 > len(sample)
+                sampled, invalid = sampled + len(sample), invalid + sample.count("\ufffd")
             if b"\n" in block:  # Far cheaper than counting where there is none.
                 lines += block.count(b"\n")
             total += len(block)
@@ -139,7 +139,8 @@ class TextIndex:
             if total - last >= STEP:
                 last = total - len(pending)
                 made.append(Mark(last, chars, lines))
-        self.costly = costly
+        if sampled >= _SAMPLE or size >= STEP:
+            self.costly = invalid * 16 > sampled
         with self._lock:
             self._pending, self._total, self._total_chars, self._total_lines = pending, total, chars, lines
             for mark in made:

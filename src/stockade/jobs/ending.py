@@ -57,8 +57,12 @@ def _is_loss(cause: Outcome) -> bool:
     return isinstance(cause, OutputLimited | OutOfMemory) or (isinstance(cause, Killed) and cause.by == "sink")
 
 
-def classify(cause: Outcome | None, status: Status | None, usage: Usage, memory_limit: int | None) -> Outcome:
+def classify(
+    cause: Outcome | None, status: Status | None, usage: Usage, memory_limit: int | None, *, is_server_lost: bool = False
+) -> Outcome:
     """How a job ended, from the cause (if any), the command's own status (if it was seen) and what its cgroup counted.
+
+    With `is_server_lost`, a job whose end nobody reported went down with the fork server.
 
     A tree that the kernel's out-of-memory killer ended counts as such only where the command itself died of it; one that lost a
     child and went on has ended as it says, and the loss is in its usage.
@@ -69,7 +73,8 @@ def classify(cause: Outcome | None, status: Status | None, usage: Usage, memory_
     if usage.oom_kills and (status is None or signal == SIGKILL):
         return OutOfMemory(limit=memory_limit, peak=usage.peak_memory, processes=usage.oom_kills, exit_code=code, signal=signal)
     if status is None:
-        return Killed(by="foreign", detail="the sandbox's init was killed from outside")
+        who = "fork server was killed, and every job with it" if is_server_lost else "sandbox's init was killed from outside"
+        return Killed(by="foreign", detail=f"the {who}")
     if signal is not None:
         return Signaled(signal)
     assert code is not None

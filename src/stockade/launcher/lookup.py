@@ -200,7 +200,7 @@ def _find_executable(argv0: str, cwd: str, path: tuple[str, ...], view: View, ho
         raise NotExecutable(
             f"executable {refused!r} is there and is not an executable file",
             field="argv",
-            hint=f"make it executable with chmod +x, or name the program that reads it first, such as sh {refused}",
+            hint="make it executable with chmod +x, or name the program that reads it first",
         )
     raise _not_found(argv0, blocked, host_path)
 

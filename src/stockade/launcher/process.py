@@ -143,6 +143,8 @@ class ProcessTree:
                 return True
         except BlockingIOError:
             return False
+        except ConnectionResetError:
+            return True  # init ended with a signal of ours unread; its last words can be read all the same
         except (Protocol, KeyError, TypeError, ValueError, OSError) as error:
             # Init is the job's neighbour: nonsense from it ends the job, never us.
             hint = f"init broke its protocol: {error}"

@@ -123,6 +123,11 @@ class ForkServer:
             await asyncio.to_thread(self._process.wait, START_BOUND)
 
     @property
+    def has_ended(self) -> bool:
+        """True where its process is gone, even before its socket has told so."""
+        return self.is_lost or self._process.poll() is not None
+
+    @property
     def pid(self) -> int:
         """Its host pid, for tests and diagnosis."""
         return self._process.pid

@@ -180,18 +180,10 @@ def _start_command(command: dict[str, Any], stdio: tuple[int, int, int]) -> int:
     OSError. Every descriptor of ours is close-on-exec; those that init itself no longer needs are closed below.
     """
     stdin, stdout, stderr = stdio
-    actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, stdout, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
-    if command["has_stdin"]:
-        actions.append((os.POSIX_SPAWN_DUP2, stdin, 0))
-    else:
-        actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
-    executable = command["executable"]
     argv = [os.fsencode(argument) for argument in command["argv"]]
-    environment = dict(os.fsencode(entry).split(b"=", 1) for entry in command["env"])
-    try:
-        return os.posix_spawn(os.fsencode(executable), argv, environment, file_actions=actions, setsid=True, setsigmask=[])
-    except OSError as error:
-        raise syscalls.KernelError("execve", executable, error.errno or 0) from None
+    environment = [os.fsencode(entry) for entry in command["env"]]
+    given = stdin if command["has_stdin"] else None
+    return syscalls.posix_spawn(os.fsencode(command["executable"]), argv, environment, stdin=given, stdout=stdout, stderr=stderr)
 
 
 def _close_all_but(*kept: int) -> None:

@@ -19,6 +19,8 @@ from stockade.sandbox.syscalls import KernelError
 
 _TMPFS_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _ROOT_OPTIONS = "size=4194304,nr_inodes=4096,mode=0755"  # mount points only; the job cannot write here
+# Terminals are taken from one number for the whole host (kernel.pty.max): without a cap one job could take them all.
+_PTS_OPTIONS = "newinstance,ptmxmode=0666,mode=0620,max=64"
 # Where the new root is put until we pivot; any directory does, since this mount namespace is ours alone.
 _STAGES = ("/tmp", "/mnt", "/run")
 
@@ -36,7 +38,8 @@ PROC_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 PROC_OPTIONS = "hidepid=invisible"
 # Kernel memory, keys, timers and the log of the whole host: files are covered by /dev/null, directories by an empty tmpfs.
 PROC_MASKED = ("kcore", "keys", "key-users", "kmsg", "latency_stats", "sched_debug", "timer_list", "acpi", "asound", "scsi")
-PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs")
+# Pressure files take triggers from anybody who can write to them, and each makes the whole host's kernel work.
+PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "pressure")
 
 
 def build(operations: list[list[Any]], sources: list[int | None]) -> int:
@@ -130,7 +133,7 @@ def _devices(root: int, operation: list[Any]) -> None:
                 os.close(source)
         for name, points_to in _DEVICE_LINKS:
             os.symlink(points_to, name, dir_fd=dev)
-        os.close(mounts.mount_at(dev, "pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620"))
+        os.close(mounts.mount_at(dev, "pts", "devpts", flags, _PTS_OPTIONS))
         shm = f"size={shm_size},nr_inodes={shm_inodes},mode=1777"
         os.close(mounts.mount_at(dev, "shm", "tmpfs", _TMPFS_FLAGS | syscalls.MS_NOEXEC, shm))
         mounts.make_read_only(dev)

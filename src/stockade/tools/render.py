@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _AGES: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_PINS: Final = frozenset({"device", "inode"})
 _WIDE: Final = 100_000  # columns for whoever is no terminal: nothing is cut
 
 
@@ -72,7 +73,11 @@ def error_fields(error: StockadeError, exit_code: int) -> dict[str, Any]:
 def plan_fields(spec: Any) -> dict[str, Any]:
     """A compiled plan (`SandboxSpec`) for programs: its fields, and the lines that people see."""
     fields = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
-    mounts = [{"kind": type(mount).__name__.lower(), **dataclasses.asdict(mount)} for mount in spec.mounts]
+    mounts = [
+        # Without what pins a path to what it was when it was looked at: that is for init to compare.
+        {"kind": type(mount).__name__.lower()} | {name: value for name, value in dataclasses.asdict(mount).items() if name not in _PINS}
+        for mount in spec.mounts
+    ]
     return {
         **fields,
         "environment": dict(spec.environment),

@@ -112,13 +112,15 @@ async def _live(run: Run) -> int:
     streams = {"output": run.stdout} if merged else {"stdout": run.stdout, "stderr": run.stderr}
     copying = [asyncio.create_task(run.copy(stream, outlet)) for stream, outlet in streams.items()]
     record = await run.job.wait()
-    await _with_patience(run, asyncio.gather(*copying))
+    is_delivered = await _with_patience(run, asyncio.gather(*copying))
     if record.outcome is None:
         await run.job.result()  # raises why it never ran
     if isinstance(run.broken, BrokenPipeError):
         return exit_codes.UNREAD
     if run.broken is not None:
         raise StockadeError(f"the output cannot be written: {run.broken.strerror}")
+    if not is_delivered and run.interrupts.first is not None:
+        return exit_codes.SIGNALLED + run.interrupts.first
     if lines := _last_words(run, record):
         with contextlib.suppress(OSError):
             await _with_patience(run, asyncio.ensure_future(run.stderr.write(lines.encode(errors="backslashreplace"))))
@@ -132,8 +134,8 @@ def _last_words(run: Run, record: JobRecord) -> str:
     return "".join(f"stockade: {word}\n" for word in words)
 
 
-async def _with_patience(run: Run, writing: asyncio.Future[Any]) -> None:
-    """Waits until our output is written; where somebody has asked us to go, not for a reader who does not read."""
+async def _with_patience(run: Run, writing: asyncio.Future[Any]) -> bool:
+    """Waits until our output is written; where somebody has asked us to go, not for a reader who does not read: False then."""
     impatience = asyncio.create_task(run.interrupts.impatient.wait())
     try:
         await asyncio.wait({writing, impatience}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +143,8 @@ async def _with_patience(run: Run, writing: asyncio.Future[Any]) -> None:
             await asyncio.wait({writing}, timeout=LAST_CHANCE)
     finally:
         impatience.cancel()
-        if not writing.done():
-            writing.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
+        is_written = writing.done()
+        writing.cancel()
+    if is_written:
         await writing
+    return is_written
