@@ -22,13 +22,14 @@ from stockade.launcher import host, spawn
 from stockade.launcher.idslots import FIRST_ID, LOCK_DIRECTORY, SLOT_SIZE, IdSlots, caller_map, range_map
 from stockade.policy.model import Policy
 from stockade.sandbox import cgroup, features, hostfacts, syscall_tables
-from stockade.sandbox.causes import Failure, cause_of
+from stockade.sandbox.causes import Failure, cause_of, refused_cgroup
 from stockade.sandbox.hostfacts import Facts
 from stockade.sandbox.spec import JOB_GID, JOB_UID, Identity
 from stockade.sandbox.trial import Setting
 
 PROBES_BOUND: Final = 120.0  # seconds for all trials; each of them is bounded by itself
 JOB_BOUND: Final = 60.0  # seconds for the sealed command
+_SHOWN: Final = 3  # causes that the verdict repeats
 _ARCHITECTURES: Final = {"x86_64": syscall_tables.X86_64, "aarch64": syscall_tables.AARCH64}
 
 
@@ -69,8 +70,9 @@ class Report:
             count = sum(check.required and check.ok is True for check in self.checks)
             lacking = f"; not there, with something weaker in its place: {', '.join(weak)}" if weak else ""
             return f"fit: {count} required checks passed, and a sealed command ran{lacking}"
-        names = ", ".join(check.name for check in self.failed) or "nothing could be tried"
-        return f"unfit: {len(self.failed)} required checks failed: {names}"
+        causes = tuple(dict.fromkeys(check.cause for check in self.failed if check.cause is not None))
+        more = f"; and {len(causes) - _SHOWN} more" if len(causes) > _SHOWN else ""
+        return f"unfit: {len(self.failed)} required checks failed: {'; '.join(causes[:_SHOWN])}{more}"
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values."""
@@ -97,7 +99,7 @@ def _look(config: Config, facts: Facts) -> list[Check]:
     checks = [_architecture(facts)]
     identity, check = _identity()
     checks.append(check)
-    base, check = _cgroup_base(config, is_root=identity is Identity.RANGE)
+    base, check = _cgroup_base(config, facts, is_root=identity is Identity.RANGE)
     checks.append(check)
     with _slot(identity, checks) as slot:
         setting = Setting(
@@ -107,7 +109,7 @@ def _look(config: Config, facts: Facts) -> list[Check]:
             directory=tempfile.gettempdir(),
             cgroup=base,
         )
-        checks += _probe(setting)
+        checks += _probe(setting, facts)
     return checks
 
 
@@ -133,20 +135,18 @@ def _identity() -> tuple[Identity | None, Check]:
     return identity, Check("identity", True, f"uid {os.geteuid()}: jobs have this id outside")
 
 
-def _cgroup_base(config: Config, *, is_root: bool) -> tuple[str | None, Check]:
+def _cgroup_base(config: Config, facts: Facts, *, is_root: bool) -> tuple[str | None, Check]:
     """Where an executor's cgroup is made; moves us out of its way there, as an executor does."""
     name = "cgroup.base"
     try:
         base = cgroup.choose_base(is_root=is_root, wanted=config.cgroup)
-    except HostUnfit as error:
-        return None, _unfit(name, error)
-    try:
         cgroup.step_aside(base)
     except HostUnfit as error:
-        return None, _unfit(name, error)
+        cause = refused_cgroup(error, facts)
+        return None, Check(name, False, error.message, cause.text, cause.fix)
     except OSError as error:
-        failure = Failure("write", f"{base}/cgroup.procs", error.errno)
-        cause = cause_of(failure, hostfacts.collect())
+        failure = Failure("write", "cgroup.procs", error.errno)
+        cause = cause_of(failure, facts)
         return None, Check(name, False, failure.describe(), cause.text, cause.fix)
     return base, Check(name, True, base)
 
@@ -180,20 +180,27 @@ def _slot(identity: Identity | None, checks: list[Check]) -> Iterator[int | None
         slots.close()
 
 
-def _probe(setting: Setting) -> list[Check]:
-    """Runs the probe program; where it ends early, the first probe that it owes is told."""
+def _probe(setting: Setting, facts: Facts) -> list[Check]:
+    """Runs the probe program."""
     try:
         done = spawn.run_isolated("stockade.sandbox.features", features.encode_setting(setting), bound=PROBES_BOUND)
     except HostUnfit as error:
         return [_unfit("probes", error)]
-    checks = [Check(**json.loads(line)) for line in done.stdout.decode().splitlines() if line.endswith("}")]
-    if done.returncode == 0 and len(checks) == len(features.PROBES):
+    return read_findings(done.returncode, done.stdout, done.stderr, facts)
+
+
+def read_findings(status: int, stdout: bytes, stderr: bytes, facts: Facts) -> list[Check]:
+    """What the probe program printed, as checks; where it ended early, one more that says at which probe and how."""
+    lines = stdout.split(b"\n")[:-1]  # what follows the last newline is half a finding
+    checks = [Check(**json.loads(line)) for line in lines]
+    if status == 0 and len(checks) == len(features.PROBES):
         return checks
-    at = features.PROBES[len(checks)].name if len(checks) < len(features.PROBES) else "the end"
-    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    detail = f"the probe program ended with status {done.returncode} at {at}" + "".join(f": {line[:300]}" for line in said)
-    failure = Failure(at, signal=-done.returncode) if done.returncode < 0 else Failure(at, seen=detail)
-    cause = cause_of(failure, hostfacts.collect())
+    at = features.PROBES[len(checks)].name if len(checks) < len(features.PROBES) else "its end"
+    said = stderr.decode(errors="replace").strip().splitlines()[-1:]
+    how = f"signal {-status}" if status < 0 else f"status {status}"
+    detail = f"the probe program ended with {how} at {at}" + "".join(f": {line[:300]}" for line in said)
+    failure = Failure(at, signal=-status) if status < 0 else Failure(at, seen=detail)
+    cause = cause_of(failure, facts)
     return [*checks, Check("probes", False, detail, cause.text, cause.fix)]
 
 
@@ -233,7 +240,10 @@ def _unfit(name: str, error: StockadeError) -> Check:
 
 
 def _explained(check: Check, error: StockadeError, facts: Facts) -> Check:
-    """With the cause of the step that the kernel refused, where it is known."""
+    """With the cause of the step that the kernel refused, or of the cgroup that cannot be made, where it is known."""
+    if isinstance(error, HostUnfit) and error.feature == "cgroup.delegation":
+        cause = refused_cgroup(error, facts)
+        return replace(check, cause=cause.text, fix=cause.fix)
     if not isinstance(error, LaunchFailed) or error.errno is None:
         return check
     cause = cause_of(Failure(error.call, error.path, error.errno), facts)

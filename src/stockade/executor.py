@@ -121,8 +121,10 @@ class Executor:
         self._engine: Engine | None = None
         self._live: dict[str, LiveJob] = {}
         self._tasks: dict[str, asyncio.Task[JobRecord]] = {}
+        self._starts: set[asyncio.Task[Created]] = set()  # jobs that are being registered
         self._errors: dict[str, StockadeError] = {}
         self._closing = False
+        self._closed: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Executor:
         """Raises: HostUnfit where this host cannot isolate, StateError where the state directory cannot be used."""
@@ -193,13 +195,14 @@ class Executor:
         if self._closing:
             raise Closed("the executor has been closed and starts nothing more", hint="make a new executor")
         wanted = argv if isinstance(argv, Command) else command(argv, **parts)
-        if len(self._tasks) >= self.config.max_jobs:
-            raise TooManyJobs(
-                f"{len(self._tasks)} jobs run and at most {self.config.max_jobs} may", hint="wait until one ends, or kill one"
-            )
+        if (busy := len(self._tasks) + len(self._starts)) >= self.config.max_jobs:
+            raise TooManyJobs(f"{busy} jobs run and at most {self.config.max_jobs} may", hint="wait until one ends, or kill one")
         admitted = admit(policy, wanted)
         is_aborted = abort is not None and abort.is_set()
         refused = StockadeError(_NEVER_STARTED) if is_aborted else None
+
+        if engine.server.is_lost:
+            raise Closed("the fork server is gone and starts nothing more", hint="make a new executor")
 
         def register() -> tuple[SandboxSpec | StockadeError, Created]:
             """Looks the paths up, compiles the plan and admits the job; one trip to a thread for all that blocks."""
@@ -207,13 +210,27 @@ class Executor:
             request = job_request(admitted, plan, owner=owner, session=session, key=key)
             return plan, engine.registry.create(request, limit=owner_limit)
 
-        plan, created = await engine.call(register)
-        if created.fresh:
-            job = LiveJob(engine, created.record, admitted.policy, plan, wanted.stdin, artifacts=artifacts)
-            if is_aborted:
-                job.ending.ask(Aborted(_NEVER_STARTED))
-            self._live[job.id] = job
-            self._tasks[job.id] = asyncio.create_task(self._live_out(job, abort), name=f"stockade-job-{job.id}")
+        async def enter() -> Created:
+            plan, created = await engine.call(register)
+            if created.fresh:
+                job = LiveJob(engine, created.record, admitted.policy, plan, wanted.stdin, artifacts=artifacts)
+                if is_aborted:
+                    job.ending.ask(Aborted(_NEVER_STARTED))
+                self._live[job.id] = job
+                self._tasks[job.id] = asyncio.create_task(self._live_out(job, abort), name=f"stockade-job-{job.id}")
+            return created
+
+        # A task of its own: what has been registered must come to life, or it would stay queued for ever.
+        entering = asyncio.create_task(enter(), name="stockade-start")
+        self._starts.add(entering)
+        entering.add_done_callback(self._starts.discard)
+        try:
+            created = await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            await asyncio.wait({entering})
+            if not entering.cancelled() and entering.exception() is None and entering.result().fresh:
+                await self._abort(entering.result().record.id)  # nobody will ever know its id
+            raise
         return Job(self, created.record.id)
 
     async def run(self, argv: Sequence[str] | Command, **options: Any) -> Result:
@@ -227,10 +244,7 @@ class Executor:
         try:
             return await self.result(job.id)
         except asyncio.CancelledError:
-            live = self._live.get(job.id)
-            if live is not None:
-                live.ending.ask(Aborted())
-                await asyncio.shield(self._tasks[job.id])
+            await self._abort(job.id)
             raise
 
     async def result(self, job_id: str, *, caller: Caller = HOST) -> Result:
@@ -377,12 +391,25 @@ class Executor:
         return self._opened().registry.on_settled(listener, scope=scope)
 
     async def close(self) -> None:
-        """Ends every job, waits until each has settled, and closes everything; once is enough."""
+        """Ends every job, waits until each has settled, and closes everything; once is enough.
+
+        Whoever calls it meanwhile waits for the same end; a caller that is cancelled waits too, and is cancelled then.
+        """
         self._closing = True
-        engine = self._engine
-        if engine is None:
-            return
+        if self._closed is None:
+            if self._engine is None:
+                return
+            self._closed = asyncio.create_task(self._close(self._engine), name="stockade-close")
+        try:
+            await asyncio.shield(self._closed)
+        except asyncio.CancelledError:
+            await asyncio.wait({self._closed})
+            raise
+
+    async def _close(self, engine: Engine) -> None:
         engine.registry.refuse_starts()
+        if self._starts:
+            await asyncio.wait(set(self._starts))
         for job in self._live.values():
             job.ending.ask(Killed(by="shutdown", detail="the executor was closed"))
         if self._tasks:
@@ -410,12 +437,20 @@ class Executor:
                 rw=policy.rw,
                 host=host,
                 host_path=self.config.host_path,
+                private=engine.state_root,
             )
         except ExecutableNotFound as error:
             if settle_failures:
                 return error
             raise
         return compile_policy(policy, admitted.command, host, resolution, inherited=self._environment)
+
+    async def _abort(self, job_id: str) -> None:
+        """Ends a job whose caller was cancelled, and waits until it has settled."""
+        live = self._live.get(job_id)
+        if live is not None:
+            live.ending.ask(Aborted())
+            await asyncio.shield(self._tasks[job_id])
 
     async def _live_out(self, job: LiveJob, abort: asyncio.Event | None) -> JobRecord:
         watching = None if abort is None else asyncio.create_task(_ask_when_set(abort, job), name=f"stockade-abort-{job.id}")

@@ -138,7 +138,7 @@ def _setns(name: str, flag: int) -> None:
 def id_maps() -> dict:
     """Rewriting who one is."""
     return {name: attempt(_write, f"/proc/self/{name}", text) for name, text in
-            (("uid_map", "0 0 1"), ("gid_map", "0 0 1"), ("setgroups", "deny"), ("projid_map", "0 0 1"))}  # fmt: skip
+            (("uid_map", "0 0 1"), ("gid_map", "0 0 1"), ("setgroups", "deny"))}  # fmt: skip
 
 
 def _write(path: str, text: str) -> None:
@@ -282,11 +282,11 @@ def terminals() -> dict:
 
 
 def _terminal(request: int) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # or the end of our terminal would end us
     master, slave = os.openpty()
     os.setsid()
     fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
     argument = ctypes.create_string_buffer(b"\0" * 16)
-    libc.syscall.argtypes = None
     result = libc.syscall(ctypes.c_long(16), ctypes.c_long(slave), ctypes.c_ulong(request), ctypes.byref(argument))
     if result < 0:
         raise OSError(ctypes.get_errno(), "ioctl")
@@ -459,7 +459,7 @@ def setuid_files(directory: str) -> dict:
         path = f"{directory}/{name.replace(' ', '-')}"
         answers[name] = attempt(lambda way=way, path=path: way(path) and None)
         if os.path.exists(path):
-            answers[name] += " with the bit" if os.stat(path).st_mode & stat.S_ISUID else " without the bit"
+            answers[name] = "left with the bit" if os.stat(path).st_mode & stat.S_ISUID else "left without the bit"
     ordinary = f"{directory}/ordinary"
     _touch(ordinary)
     answers["chmod 0755"] = attempt(os.chmod, ordinary, 0o755)

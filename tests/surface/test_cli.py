@@ -65,7 +65,7 @@ def no_processes_left() -> bool:
         pytest.param([], ["/usr/share"], 126, "is not an executable file", id="not executable"),
         pytest.param(["--net", "everything"], ["true"], 125, "stockade: --net: 'everything' is not known", id="bad value"),
         pytest.param(["--memory", "1MB"], ["true"], 125, "stockade: --memory: unit 'MB' can mean 1000 or 1024", id="bad size"),
-        pytest.param(["--pids", "many"], ["true"], 125, "'many' is not a valid int", id="bad number"),
+        pytest.param(["--pids", "many"], ["true"], 125, "stockade: Invalid value for '--pids'", id="bad number"),
         pytest.param(["--no-such-option"], ["true"], 125, "hint: `stockade run --help`", id="bad option"),
         pytest.param(["--profile", "biuld"], ["true"], 125, "did you mean 'build'?", id="bad profile"),
         pytest.param(["--require", "io.cgroup"], ["true"], 125, "requires io.cgroup", id="unfit host"),

@@ -90,6 +90,11 @@ class Engine:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._files, lambda: function(*args, **kwargs))
 
+    @property
+    def state_root(self) -> str:
+        """The real path of the state directory. Blocks."""
+        return os.path.realpath(self._state.layout.root)
+
     def host(self, root: str) -> Host:
         """The trees of a root ("host": the host's own), looked at once. Blocks."""
         if root not in self._hosts:
@@ -124,9 +129,9 @@ class Engine:
             self.slots = IdSlots()
             close(self.slots.close)
         self.bank = Bank(self._state.layout.bank)
+        close(self.bank.close)
         self.artifacts = ArtifactStore(self.bank)
-        close(delattr, self, "artifacts")
-        close(delattr, self, "bank")  # its descriptors are closed with their last holder
+        close(self.artifacts.close)
         store = Store.open(self._state.layout.database)
         close(store.close)
         lost = recover(store, self._state.instance, account=self._account_of_lost)

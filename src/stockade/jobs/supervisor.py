@@ -260,9 +260,7 @@ class LiveJob:
         return usage
 
     async def _settle(self, status: Status | None, usage: cgroup.Usage, wall: float) -> JobRecord:
-        outcome = classify(
-            self.ending.cause, status, usage, self.policy.limits.memory, is_server_lost=self.engine.server.has_ended
-        )
+        outcome = classify(self.ending.cause, status, usage, self.policy.limits.memory, is_server_lost=self.engine.server.has_ended)
         if isinstance(outcome, OutOfMemory) and outcome.peak is None:
             outcome = dataclasses.replace(outcome, peak=self.peak_sample)
         if usage.oom_kills and not isinstance(outcome, OutOfMemory):

@@ -54,8 +54,12 @@ def resolve(
     rw: tuple[str, ...],
     host: Host,
     host_path: str,
+    private: str | None = None,
 ) -> Resolution:
     """Looks at all paths of one request. `host_path` is where the caller's own programs are, to name a missing one's place.
+
+    `private` is the real path of the executor's own state: no path may bring it into sight, since as root it would then belong to
+    the job.
 
     Raises: InvalidRequest, ExecutableNotFound; nothing has been made.
     """
@@ -65,10 +69,21 @@ def resolve(
     readable = tuple(resolve_place(each, field="ro") for each in ro)
     writable = tuple(resolve_place(each, field="rw") for each in rw)
     named = (*((base,) if base is not None else ()), *writable, *readable)
+    for place in named:
+        if private is not None and is_inside(private, place.real):
+            raise InvalidRequest(
+                f"access denied: {place.given!r} holds {private!r}, where the records of all jobs are kept",
+                field=_field_of(place, base, writable),
+                hint="name narrower paths, or keep the state elsewhere (state_dir)",
+            )
     inside_cwd = _resolve_cwd(cwd, base, named)
     view = View.of(host, named)
     executable = _find_executable(argv0, inside_cwd, path, view, host_path)
     return Resolution(executable=executable, cwd=inside_cwd, workspace=base, ro=readable, rw=writable)
+
+
+def _field_of(place: Place, workspace: Place | None, writable: tuple[Place, ...]) -> str:
+    return "workspace" if place is workspace else "rw" if place in writable else "ro"
 
 
 def _resolve_cwd(cwd: str | None, workspace: Place | None, named: tuple[Place, ...]) -> str:
@@ -206,15 +221,24 @@ def _find_executable(argv0: str, cwd: str, path: tuple[str, ...], view: View, ho
 
 
 def _hidden(candidate: str, inside: str) -> str | None:
-    """Says that a path leads to a host file that the sandbox does not show, if that is so."""
-    if os.path.exists(inside) and not inside.startswith(_OWN_PLACES):
+    """Says that a path leads to a host program that the sandbox does not show, if that is so."""
+    if _is_program(inside) and not inside.startswith(_OWN_PLACES):
         return f"{candidate!r} leads to {inside!r}, which is not visible inside"
     return None
 
 
+def _is_program(path: str) -> bool:
+    """True for an executable file of the host; of no other file does an answer to a caller say that it exists."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_mode & 0o111 != 0
+
+
 def _not_found(argv0: str, blocked: str | None, host_path: str) -> ExecutableNotFound:
     outside = argv0 if "/" in argv0 else shutil.which(argv0, path=host_path)
-    if outside is not None and os.path.isabs(outside) and os.path.isfile(outside):
+    if outside is not None and os.path.isabs(outside) and _is_program(outside):
         real = os.path.realpath(outside)
         prefix = os.path.dirname(real)
         if os.path.basename(prefix) in ("bin", "sbin", "shims"):

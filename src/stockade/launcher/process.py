@@ -41,6 +41,7 @@ class ProcessTree:
         self._status: Status | None = None
         self._sent = 0  # signals that init was asked to send
         self._relayed = 0  # and those that it has sent
+        self._was_fatal = False  # the last of them could only end the command
         self._refused: LaunchFailed | None = None
         self._ended = asyncio.Event()
         report.setblocking(False)
@@ -54,8 +55,13 @@ class ProcessTree:
 
     @property
     def ended_unsignalled(self) -> bool:
-        """True where the command's end was reported before the last signal that init was asked for had been sent."""
-        return self._status is not None and (self._relayed < self._sent or not self._sent)
+        """True where the command ended before the last signal that init was asked for could reach it.
+
+        Init had reported the end by then, or the signal could only end the command, and it exited.
+        """
+        if self._status is None:
+            return False
+        return self._relayed < self._sent or not self._sent or (self._was_fatal and self._status.exit_code is not None)
 
     @property
     def is_gone(self) -> bool:
@@ -166,6 +172,7 @@ class ProcessTree:
                 self._ended.set()
             case protocol.SIGNALLED:
                 self._relayed += 1
+                self._was_fatal = message.get("fatal") is True
             case protocol.ENDED:
                 pass
             case kind:

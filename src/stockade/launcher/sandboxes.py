@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import time
 from collections.abc import Awaitable
@@ -40,7 +41,7 @@ class Sandbox:
         self.stdout_read, self.stdout_write = os.pipe2(os.O_CLOEXEC)
         self.stderr_read, self.stderr_write = os.pipe2(os.O_CLOEXEC)
         self.command = os.memfd_create("stockade-command", os.MFD_CLOEXEC)
-        self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
+        self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._body = protocol.write_body(spec.wire())
         # What init gets: the job may read its input, not change it.
         self._given = [leaf.open_procs(), os.open(f"/proc/self/fd/{self.stdin}", os.O_RDONLY | os.O_CLOEXEC)]
@@ -79,6 +80,8 @@ class Sandbox:
         view = memoryview(stdin or b"")
         while view:
             view = view[os.write(self.stdin, view) :]
+        # Through /proc/self/fd/0 the job could open it anew for writing.
+        fcntl.fcntl(self.stdin, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
 
     async def execute(self) -> None:
         """Starts the command that has been written; returns once the program has been executed.

@@ -13,6 +13,7 @@ import signal
 from dataclasses import dataclass
 from errno import EACCES, EBUSY, EINVAL, ENOENT, ENOSPC, ENOSYS, EPERM, EROFS
 
+from stockade.errors import HostUnfit
 from stockade.sandbox.hostfacts import Facts
 
 # The first Linux version with each call, or with each file of a cgroup.
@@ -74,6 +75,15 @@ def cause_of(failure: Failure, facts: Facts) -> Cause:
         if found is not None:
             return found
     return Cause(f"unknown: {failure.describe()}", _UNKNOWN_FIX)
+
+
+def refused_cgroup(error: HostUnfit, facts: Facts) -> Cause:
+    """Why no cgroup can be made, from what `cgroup` says of it."""
+    if error.feature != "cgroup.delegation":
+        return Cause(error.message, error.hint or _UNKNOWN_FIX)
+    if facts.cgroup_read_only is not None:
+        return _cgroup_read_only(facts.cgroup_read_only)
+    return Cause(f"missing delegation: {error.message}", error.hint or DELEGATE)
 
 
 def missing_controller(controller: str, facts: Facts, *, base: str, top: frozenset[str], available: frozenset[str], busy: int) -> Cause:
@@ -148,10 +158,7 @@ def _read_only(failure: Failure, facts: Facts) -> Cause | None:
     if failure.path.startswith("/proc"):
         return Cause(f"{facts.proc_read_only or '/proc'} is mounted read-only", _proc_fix(facts))
     if facts.cgroup_read_only is not None and failure.path.startswith(facts.cgroup_read_only):
-        return Cause(
-            f"the cgroup2 file system at {facts.cgroup_read_only} is mounted read-only",
-            "mount it writable; in a container, give it its own cgroup namespace with a writable cgroup file system",
-        )
+        return _cgroup_read_only(facts.cgroup_read_only)
     return Cause(f"{failure.path} lies on a read-only file system", "make it writable")
 
 
@@ -215,9 +222,21 @@ def _refused(failure: Failure, facts: Facts) -> Cause | None:
         )
     if facts.outer_seccomp:
         return Cause(f"most likely a seccomp filter around us, which refuses {failure.call}", _seccomp_fix(failure.call))
+    if failure.call in ("clone3", "unshare"):
+        return Cause(
+            "most likely a chroot, in which the kernel makes no user namespace; else a rule of a security module",
+            "start it outside of the chroot, or let the security module allow user namespaces",
+        )
     if facts.is_root and not facts.is_admin:
         return Cause("we are root without CAP_SYS_ADMIN", "start as an ordinary user, or with the capability")
     return None
+
+
+def _cgroup_read_only(point: str) -> Cause:
+    return Cause(
+        f"the cgroup2 file system at {point} is mounted read-only",
+        "mount it writable; in a container, give it its own cgroup namespace with a writable cgroup file system",
+    )
 
 
 def _seccomp_fix(call: str) -> str:

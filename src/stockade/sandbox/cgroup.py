@@ -23,6 +23,7 @@ SUPERVISOR = "stockade-supervisor"  # where an executor's own process goes when 
 PREFIX = "stockade-"
 _ATTEMPTS = 10
 _RETRY = 0.5  # seconds between two writes to cgroup.kill
+_REMOVE_BOUND = 10.0  # seconds within which a tree that was killed must be empty
 _CPU_PERIOD = 100_000  # microseconds; the kernel's default
 
 
@@ -280,13 +281,20 @@ def enable_controllers(path: str) -> frozenset[str]:
 
 
 def remove_tree(path: str) -> bool:
-    """Kills and removes a cgroup with those directly below it; False where something is still in it."""
+    """Kills and removes a cgroup with those directly below it; False where something is still in it after a while. Blocks."""
     try:
-        with open(f"{path}/cgroup.kill", "w", encoding="ascii") as kill:
-            kill.write("1")
+        tree = Leaf(-1, path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return True
+    try:
+        tree.kill()
+        if not tree.wait_empty(_REMOVE_BOUND):
+            return False
         names = [entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return True
+    finally:
+        tree.close()
     try:
         for name in names:
             os.rmdir(f"{path}/{name}")

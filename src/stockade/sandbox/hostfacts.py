@@ -111,14 +111,14 @@ def proc_covers(mounts: list[Mount]) -> tuple[str, ...]:
         if proc.kind != "proc" or proc.root != "/":
             continue
         own = [
-            mount.point
-            for mount in mounts
-            if mount.parent == proc.number and mount.point.removeprefix(proc.point) not in ("", *_MADE_FOR_MOUNTS)
+            mount.point for mount in mounts if mount.parent == proc.number and mount.point.removeprefix(proc.point) not in _MADE_FOR_MOUNTS
         ]
         if not own:
             return ()
         covers += own
-    return tuple(dict.fromkeys(covers))
+    # A procfs that is covered whole lies below another one, whose covers are the ones to see.
+    below = [point for point in covers if point.startswith("/proc/")]
+    return tuple(dict.fromkeys(below or covers))
 
 
 def read_only_proc(mounts: list[Mount]) -> str | None:

@@ -21,6 +21,20 @@ from typing import Any, NoReturn
 from stockade.errors import Protocol
 from stockade.sandbox import namespaces, privileges, protocol, rootfs, syscalls
 
+# Their default action does not end a process (signal(7)).
+_HARMLESS = frozenset(
+    {
+        signal.SIGCHLD,
+        signal.SIGCONT,
+        signal.SIGSTOP,
+        signal.SIGTSTP,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+        signal.SIGURG,
+        signal.SIGWINCH,
+    }
+)
+
 
 class Channel:
     """Init's end of the report socket; also marks the step that is under way where the executor can read it."""
@@ -209,7 +223,8 @@ def _supervise(channel: Channel, command: int, children: int, lifeline: int) -> 
         if lifeline in ready:
             os._exit(1)
         if channel.connection.fileno() in ready:
-            _relay(channel)
+            _reap(channel, command)  # a command that has ended by itself was not ended by this signal
+            _relay(channel, command)
 
 
 def _drain(children: int) -> None:
@@ -237,7 +252,7 @@ def _reap(channel: Channel, command: int) -> None:
             os._exit(0)
 
 
-def _relay(channel: Channel) -> None:
+def _relay(channel: Channel, command: int) -> None:
     """Sends the wanted signal to every process of the job; a stopped one is woken up to see it."""
     data = os.read(channel.connection.fileno(), protocol.MAX_MESSAGE)
     if not data:
@@ -246,9 +261,31 @@ def _relay(channel: Channel) -> None:
         number = int(protocol.decode(data)["signal"])
     except (Protocol, KeyError, ValueError):
         return
+    is_fatal = _is_fatal(command, number)
     for each in (number, signal.SIGCONT) if number not in (signal.SIGSTOP, signal.SIGTSTP) else (number,):
         try:
             os.kill(-1, each)  # noqa: TID251 - -1 is the whole pid namespace, init excepted
         except ProcessLookupError:
             pass
-    channel.say(protocol.SIGNALLED, signal=number)
+    channel.say(protocol.SIGNALLED, signal=number, fatal=is_fatal)
+
+
+def _is_fatal(command: int, number: int) -> bool:
+    """True where the signal can only end the command, which neither catches, ignores nor blocks it (proc_pid_status(5)).
+
+    The kernel drops it where the command is ending already, and then its exit code tells that it has ended by itself.
+    """
+    if number in _HARMLESS:
+        return False
+    try:
+        status = os.open(f"/proc/{command}/status", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False  # it has made itself invisible
+    try:
+        lines = os.read(status, 16384).splitlines()
+    except OSError:
+        return False
+    finally:
+        os.close(status)
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith((b"SigBlk:", b"SigIgn:", b"SigCgt:"))]
+    return len(masks) == 3 and not any(mask >> (number - 1) & 1 for mask in masks)

@@ -18,33 +18,41 @@ from functools import partial
 
 from stockade.errors import HostUnfit
 from stockade.sandbox import cgroup, hostfacts, syscalls
-from stockade.sandbox.causes import missing_controller
+from stockade.sandbox.causes import missing_controller, refused_cgroup
 from stockade.sandbox.spec import CgroupLimits, MiB
 from stockade.sandbox.trial import BOUND, Child, Died, Explained, NoEffect, NotApplicable, Probe, Setting, in_child, wait_for_end_of
 
+_CPU = str(min(os.sched_getaffinity(0)))
 # controller: what a leaf is given, the file in which it is read back, what then stands there, what holds without the controller
 _CONTROLLERS = {
     "memory": (CgroupLimits(memory_max=64 * MiB, swap_max=0, oom_group=True), "memory.max", str(64 * MiB), "memory is sampled"),
     "pids": (CgroupLimits(pids_max=16), "pids.max", "16", "processes are bounded by RLIMIT_NPROC in the job's user namespace"),
     "cpu": (CgroupLimits(cpu_max=0.5, cpu_weight=100), "cpu.max", "50000 100000", "nothing bounds the share of cpu"),
     "io": (CgroupLimits(), "io.max", "", "nothing bounds input and output"),
-    "cpuset": (CgroupLimits(), "cpuset.cpus", "", "nothing binds jobs to cpus"),
+    "cpuset": (CgroupLimits(cpuset_cpus=_CPU), "cpuset.cpus", _CPU, "nothing binds jobs to cpus"),
 }
 
 
 @contextlib.contextmanager
 def _tree(setting: Setting) -> Iterator[cgroup.Tree]:
     """A cgroup as an executor has it."""
-    if setting.cgroup is None:
-        raise NotApplicable("not tried: no cgroup can be made, see cgroup")
-    try:
-        tree = cgroup.Tree(setting.cgroup, f"doctor-{os.getpid()}")
-    except HostUnfit as error:
-        raise Explained(error.message, error.message, error.hint or "") from None
+    tree = _make_tree(setting)
+    if tree is None:
+        raise NotApplicable("not tried: no cgroup can be made, as was said above")
     try:
         yield tree
     finally:
         tree.close()
+
+
+def _make_tree(setting: Setting) -> cgroup.Tree | None:
+    """None where it fails, after `_make` has said why."""
+    if setting.cgroup is None:
+        return None
+    try:
+        return cgroup.Tree(setting.cgroup, f"doctor-{os.getpid()}")
+    except HostUnfit:
+        return None
 
 
 @contextlib.contextmanager
@@ -94,6 +102,12 @@ def _join(leaf: cgroup.Leaf) -> None:
 
 
 def _make(setting: Setting) -> str:
+    if setting.cgroup is not None:
+        try:
+            cgroup.Tree(setting.cgroup, f"doctor-{os.getpid()}").close()
+        except HostUnfit as error:
+            cause = refused_cgroup(error, hostfacts.collect())
+            raise Explained(error.message, cause.text, cause.fix) from None
     with _tree(setting) as tree, _leaf(tree):
         return f"made with a leaf in {setting.cgroup}"
 

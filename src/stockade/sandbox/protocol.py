@@ -25,7 +25,7 @@ FAILED = "failed"  # {"step", "call", "path", "errno"}: it could not be done, in
 READY = "ready"  # the sandbox stands and waits for its command
 STARTED = "started"  # the program has been executed
 ENDED = "ended"  # {"code"} or {"signal"}: the command's wait status
-SIGNALLED = "signalled"  # {"signal"}: a relayed signal has been sent to every process
+SIGNALLED = "signalled"  # {"signal", "fatal"}: a relayed signal has been sent to every process; whether it must end the command
 
 
 def encode(kind: str, **fields: Any) -> bytes:

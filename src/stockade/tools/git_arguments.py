@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import Field
 
@@ -153,7 +153,7 @@ def blame_arguments(params: BlameParams, path_of: PathCheck) -> list[str]:
     return [*arguments, *_paths(params.path, path_of)]
 
 
-def merge_base_arguments(params: MergeBaseParams, path_of: PathCheck) -> list[str]:  # noqa: ARG001 - one signature for all
+def merge_base_arguments(params: MergeBaseParams, path_of: PathCheck) -> list[str]:
     """See `log_arguments`."""
     return ["merge-base", "--", checked_ref(params.base, "base"), checked_ref(params.head, "head")]
 
@@ -166,7 +166,7 @@ def ls_files_arguments(params: LsFilesParams, path_of: PathCheck) -> list[str]:
 def command_line(executable: str, arguments: list[str]) -> list[str]:
     """The whole argv: global options first, and right behind the subcommand what keeps it from starting programs."""
     subcommand, rest = arguments[0], arguments[1:]
-    guards = _NO_PROGRAMS if subcommand in SHOWING else ()
+    guards: tuple[str, ...] = _NO_PROGRAMS if subcommand in SHOWING else ()
     if subcommand in SHOWING and subcommand != "blame":
         guards += _NO_SUBMODULES
     return [executable, *GLOBAL_OPTIONS, subcommand, *guards, *rest]

@@ -25,6 +25,7 @@ class Repository:
     root: str
     git_dir: str
     bare: bool
+    private: str | None  # the first part that only its owner can read, where jobs run as somebody else
 
 
 def locate(repo_root: str) -> Repository:
@@ -42,7 +43,7 @@ def locate(repo_root: str) -> Repository:
     if not all(os.path.exists(f"{git_dir}/{name}") for name in ("HEAD", "objects")) and not os.path.exists(f"{git_dir}/commondir"):
         raise _unusable(f"{repo_root!r} has no git repository in it")
     _check_parts(git_dir, root)
-    return Repository(root, git_dir, bare=git_dir == root)
+    return Repository(root, git_dir, bare=git_dir == root, private=_private_part(root, git_dir))
 
 
 def resolve_path_within_root(target: str, root: str) -> str:
@@ -104,6 +105,20 @@ def _check_parts(git_dir: str, root: str) -> None:
         for line in _read_small(f"{objects}/info/alternates").splitlines():
             if line and not line.startswith("#"):
                 _inside(os.path.join(objects, line), root, "it borrows objects from a repository that")
+
+
+def _private_part(root: str, git_dir: str) -> str | None:
+    if os.geteuid() != 0:
+        return None  # jobs have the caller's own id
+    for path in (root, git_dir, *(f"{git_dir}/{part}" for part in _PARTS)):
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue
+        needed = 0o005 if stat.S_ISDIR(found.st_mode) else 0o004
+        if found.st_mode & needed != needed:
+            return path
+    return None
 
 
 def _inside(path: str, root: str, what: str) -> str:

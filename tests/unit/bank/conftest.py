@@ -16,6 +16,15 @@ from stockade.bank.private import Directory
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """What is there before the first test is not looked at again and again."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _let_go() -> Iterator[None]:
     """A directory is closed by its last holder, which may be a traceback that was caught: collect before leaks are counted."""

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from stockade.bank.bank import Bank
 from stockade.bank.private import Directory
-from stockade.bank.pump import PumpEnd, pump
 from stockade.bank.streams import MIB, Overflow, SinkFailed, Stream
 
 KIB = 1024
@@ -171,40 +170,6 @@ def test_a_lost_or_torn_index_is_made_again(directory: Directory, damage: str) -
     loaded = Stream.load(directory, "stdout", cap=8 * MIB)
     assert loaded.indexed().totals() == stream.index.totals()
     assert loaded.index.marks() == stream.index.marks()
-
-
-def test_the_pump_moves_all_and_stops_at_the_end_the_cap_or_when_told(bank: Bank) -> None:
-    account = bank.open_account("job", streams=("a", "b", "c"), cap=3 * MIB)
-    data = os.urandom(2 * MIB)
-
-    def feed(fd: int, data: bytes) -> None:
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(fd, view) :]
-        except BrokenPipeError:
-            pass
-        os.close(fd)
-
-    ends = []
-    for name, payload in (("a", data), ("b", data * 2)):
-        source, target = os.pipe()
-        feeder = threading.Thread(target=feed, args=(target, payload))
-        feeder.start()
-        ends.append(pump(source, account.writer(name)))
-        os.close(source)
-        feeder.join()
-    source, target = os.pipe()
-    stop, told = os.pipe()
-    os.write(target, b"last words")
-    os.write(told, b"x")
-    ends.append(pump(source, account.writer("c"), stop=stop))
-    for fd in (source, target, stop, told):
-        os.close(fd)
-    account.close()
-    assert ends == [PumpEnd.END_OF_FILE, PumpEnd.OVERFLOW, PumpEnd.STOPPED]
-    assert account.sizes() == {"a": 2 * MIB, "b": 3 * MIB, "c": 10}
-    assert Path(account.path, "b.0.log").read_bytes() == (data * 2)[: 3 * MIB]
 
 
 def test_readers_see_whole_characters_while_a_writer_runs(bank: Bank) -> None:

@@ -131,11 +131,11 @@ MUST_DENY = {
         "io_uring_register memfd_secret vmsplice remap_file_pages uretprobe name_to_handle_at fanotify_init fanotify_mark "
         "modify_ldt statmount listmount pidfd_getfd process_mrelease mq_open mq_unlink mq_timedsend mq_timedreceive "
         "mq_notify mq_getsetattr epoll_ctl_old epoll_wait_old keyctl add_key request_key userfaultfd kcmp move_pages "
-        "lookup_dcookie uselib ustat sysfs vhangup _sysctl create_module nfsservctl"
+        "lookup_dcookie openat2 uselib ustat sysfs vhangup _sysctl create_module nfsservctl"
     ),
 }
 MUST_ALLOW = (
-    "read write openat openat2 close close_range mmap mprotect brk rseq membarrier statx faccessat2 fchmodat2 "
+    "read write openat close close_range mmap mprotect brk rseq membarrier statx faccessat2 fchmodat2 "
     "copy_file_range memfd_create getrandom sched_setaffinity futex futex_waitv futex_wake futex_wait futex_requeue "
     "pidfd_open pidfd_send_signal pkey_alloc pkey_free pkey_mprotect clock_nanosleep mseal cachestat map_shadow_stack "
     "kill tgkill tkill seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self flock fcntl execve "
@@ -252,10 +252,33 @@ def test_device_nodes_cannot_be_made(name: str, arch: str) -> None:
     calls = [("mknodat", (0, 0))] + ([("mknod", (0,))] if arch == "x86_64" else [])
     for call, before in calls:
         for kind in range(16):
-            for permissions in (0, 0o644, 0o7777):
-                expected = bpf.ALLOW if kind << 12 in (0, 0o100000, 0o010000, 0o140000) else EPERM
+            for permissions in (0, 0o644, 0o3777, 0o7777):
+                plain = kind << 12 in (0, 0o100000, 0o010000, 0o140000) and not permissions & 0o4000
                 for high in (0, 1 << 16, HIGH):  # mode is a 16-bit umode_t
+                    expected = bpf.ALLOW if plain else EPERM
                     assert answer(name, call, *before, high | kind << 12 | permissions, arch=arch) == expected, oct(kind)
+
+
+@ON_BOTH
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("high", [0, 1 << 16, HIGH], ids=["plain", "bit 16", "bit 32"])
+def test_no_call_leaves_a_set_user_id_file_behind(name: str, arch: str, high: int) -> None:
+    """In a workspace it would belong to the workspace's owner, and run as that owner for anybody on the host."""
+    modes = [("fchmod", (0,)), ("fchmodat", (0, 0)), ("fchmodat2", (0, 0))]
+    opens = [("openat", (0, 0))]
+    if arch == "x86_64":
+        modes += [("chmod", (0,)), ("creat", (0,))]
+        opens += [("open", (0,))]
+    for call, before in modes:
+        for mode in (0, 0o644, 0o3777, 0o170777):
+            assert answer(name, call, *before, high | mode, arch=arch) == bpf.ALLOW
+            assert answer(name, call, *before, high | mode | 0o4000, arch=arch) == EPERM
+    for call, before in opens:
+        for flags in (os.O_CREAT, os.O_CREAT | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, os.O_TMPFILE | os.O_RDWR, 0o20000000):
+            assert answer(name, call, *before, flags, high | 0o3777, arch=arch) == bpf.ALLOW
+            assert answer(name, call, *before, flags, high | 0o4755, arch=arch) == EPERM
+        for flags in (0, os.O_RDWR | os.O_TRUNC, os.O_DIRECTORY | os.O_CLOEXEC):
+            assert answer(name, call, *before, flags, 2**64 - 1, arch=arch) == bpf.ALLOW
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

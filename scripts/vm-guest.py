@@ -1,0 +1,92 @@
+"""Pid 1 of the virtual machine that scripts/vm boots: mounts what a system has, runs one command, writes its status, powers off.
+
+In Python with ctypes, because every process costs much under emulation. Environment: VM_OUT, the one writable directory, which holds
+`command` and gets `status`; VM_KEEP, directories below /tmp that stay visible.
+"""
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+import time
+import traceback
+
+libc = ctypes.CDLL(None, use_errno=True)
+NOSUID, NODEV, NOEXEC, BIND, MOVE, REC, PRIVATE = 2, 4, 8, 4096, 8192, 16384, 1 << 18
+POWER_OFF = 0x4321FEDC
+OUT = os.environ["VM_OUT"]
+
+
+def mount(source, target, fstype=None, flags=0, options=None):
+    os.makedirs(target, exist_ok=True)
+    encoded = [None if text is None else text.encode() for text in (source, target, fstype, options)]
+    if libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), target)
+
+
+def mount_all():
+    plain = NOSUID | NODEV | NOEXEC
+    mount("proc", "/proc", "proc", plain)
+    mount("sys", "/sys", "sysfs", plain)
+    if not os.path.exists("/dev/full"):
+        mount("dev", "/dev", "devtmpfs", NOSUID)
+    mount("devpts", "/dev/pts", "devpts", NOSUID | NOEXEC, "mode=620,ptmxmode=666")
+    mount("shm", "/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777")
+    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        if not os.path.lexists(f"/dev/{name}"):
+            os.symlink(target, f"/dev/{name}")
+    mount(None, "/", None, REC | PRIVATE)
+    mount("run", "/run", "tmpfs", NOSUID | NODEV, "mode=755")
+    below_tmp = [path for path in dict.fromkeys([*os.environ.get("VM_KEEP", "").split(":"), OUT]) if path.startswith("/tmp/")]
+    for number, path in enumerate(below_tmp):
+        mount(path, f"/run/keep/{number}", None, BIND | REC)
+    mount("tmp", "/tmp", "tmpfs", NOSUID | NODEV, "mode=1777")
+    mount("vartmp", "/var/tmp", "tmpfs", NOSUID | NODEV, "mode=1777")
+    for number, path in enumerate(below_tmp):
+        mount(f"/run/keep/{number}", path, None, MOVE)
+    mount("cgroup2", "/sys/fs/cgroup", "cgroup2", plain, "nsdelegate,memory_recursiveprot")
+
+
+def loopback_up():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, 0x8914, struct.pack("16sh14x", b"lo", 0x41))
+
+
+def run_command():
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    environment = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1", "STOCKADE_VM": "1"}
+    command = os.fork()
+    if command == 0:
+        try:
+            os.setsid()
+            os.chdir("/tmp")
+            os.execve("/bin/bash", ["bash", f"{OUT}/command"], environment)
+        finally:
+            os._exit(126)
+    while True:
+        pid, status = os.wait()
+        if pid == command:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+status = 125
+try:
+    mount_all()
+    socket.sethostname("vm")
+    loopback_up()
+    status = run_command()
+except BaseException:
+    traceback.print_exc()
+finally:
+    with open(f"{OUT}/status.new", "w") as file:
+        file.write(str(status))
+    os.rename(f"{OUT}/status.new", f"{OUT}/status")
+    sys.stdout.flush()
+    os.sync()
+    libc.reboot(POWER_OFF)
+    time.sleep(5)
+    os._exit(0)
