@@ -68,7 +68,7 @@ class Report:
         weak = [check.name for check in self.checks if not check.required and check.ok is False]
         if self.fit:
             count = sum(check.required and check.ok is True for check in self.checks)
-            lacking = f"; not there, with something weaker in its place: {', '.join(weak)}" if weak else ""
+            lacking = f"; lacking, and not required: {', '.join(weak)}" if weak else ""
             return f"fit: {count} required checks passed, and a sealed command ran{lacking}"
         causes = tuple(dict.fromkeys(check.cause for check in self.failed if check.cause is not None))
         more = f"; and {len(causes) - _SHOWN} more" if len(causes) > _SHOWN else ""

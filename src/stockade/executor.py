@@ -300,7 +300,7 @@ class Executor:
         Raises: UnknownJob; InvalidRequest for a signal or a grace that is none.
         """
         await self.get(job_id, caller=caller)
-        if type(signal) is not int or not 1 <= signal <= 64:
+        if isinstance(signal, bool) or not isinstance(signal, int) or not 1 <= signal <= 64:
             raise InvalidRequest(f"signal: {signal!r} is no signal", field="signal", hint="give a number from 1 to 64")
         if grace is not None and (isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= 3600):
             raise InvalidRequest(f"grace: {grace!r} is no duration", field="grace", hint="give seconds, from 0 to 3600")

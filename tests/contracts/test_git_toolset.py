@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import itertools
 import os
 import shlex
+import shutil
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,9 @@ from typing import Any
 import pytest
 
 from stockade import Executor, Policy
+from stockade.config import from_environment
 from stockade.errors import InvalidRequest, NotAllowed, StockadeError
+from stockade.jobs.states import JobState
 from stockade.tools.git_toolset import NAMES, register_git_tools, run_git_command
 from stockade.tools.schemas import CallContext
 from stockade.tools.toolset import Toolset
@@ -21,9 +28,15 @@ from support.repositories import commit, git, make_repository
 TELL = "sh -c 'echo RAN >&2; echo RAN; cat' tell"
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_repository(tmp_path_factory.mktemp("template") / "repository")
+
+
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    return make_repository(tmp_path / "repository")
+def repository(template: Path, tmp_path: Path) -> Path:
+    """A repository of the test's own."""
+    return Path(shutil.copytree(template, tmp_path / "repository", symlinks=True))
 
 
 @pytest.fixture
@@ -38,9 +51,9 @@ def tools(executor: Executor, repository: Path) -> Toolset:
     return registered(executor, repository)
 
 
-def registered(executor: Executor, repository: Path, **settings: object) -> Toolset:
+def registered(executor: Executor, repository: Path, **settings: Any) -> Toolset:
     toolset = Toolset()
-    register_git_tools(toolset, executor, repo_root=repository, **settings)
+    register_git_tools(toolset, executor, **{"repo_root": repository, **settings})
     return toolset
 
 
@@ -153,35 +166,38 @@ async def test_a_preview_is_cut_and_the_whole_is_kept(executor: Executor, reposi
     }
     assert f'retrieve_context({{"artifactId": "{result["output"]["artifactId"]}"' in result["readBackHint"]
     assert await whole(executor, result) == text
+    read = await tools.call("retrieve_context", {"artifactId": result["output"]["artifactId"], "offset": 0, "limit": 50_000})
+    assert (read["content"], read["hasMore"]) == (text, False)
+
+
+# What is asked, and what the refusal says.
+REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("git_log", {"ref": "--all"}, "ref: '--all' begins with '-', and a value is never taken for an option"),
+    ("git_log", {"path": "-n1"}, "path: '-n1' begins with '-', and a value is never taken for an option"),
+    ("git_log", {"since": "--all"}, "since: '--all' is not a date"),
+    ("git_log", {"ref": "x" * 201}, "200 is the most"),
+    ("git_show", {"ref": "-O/etc/passwd"}, "begins with '-'"),
+    ("git_show", {"ref": "main; rm"}, "'main; rm' is not a valid revision"),
+    ("git_show", {"ref": ""}, "not a valid revision"),
+    ("git_diff", {"base": "--no-index"}, "base: '--no-index' begins with '-'"),
+    ("git_diff", {"base": "main", "head": "--output=x"}, "head: '--output=x' begins with '-'"),
+    ("git_diff", {"head": "main"}, "head: it was given without base"),
+    ("git_diff", {"path": "a\0b"}, "NUL"),
+    ("git_blame", {"path": "notes", "lineStart": 9, "lineEnd": 3}, "lineEnd: 3 is before lineStart 9"),
+    ("git_blame", {"path": "notes", "lineStart": 0}, "lineStart"),
+    ("git_diff", {"unified": 51}, "unified"),
+    ("git_log", {"maxCount": 501}, "maxCount"),
+    ("git_log", {"format": "raw"}, "format"),
+    ("git_merge_base", {"base": "main"}, "head is missing"),
+    ("git_merge_base", {"base": "-a", "head": "main"}, "base: '-a' begins with '-'"),
+    ("git_ls_files", {"command": "rm"}, "there is no argument 'command'"),
+)
 
 
 @pytest.mark.case("NL-30")
-@pytest.mark.parametrize(
-    ("name", "arguments", "said"),
-    [
-        ("git_log", {"ref": "--all"}, "ref: '--all' begins with '-', and a value is never taken for an option"),
-        ("git_log", {"path": "-n1"}, "path: '-n1' begins with '-', and a value is never taken for an option"),
-        ("git_log", {"since": "--all"}, "since: '--all' is not a date"),
-        ("git_log", {"ref": "x" * 201}, "200 is the most"),
-        ("git_show", {"ref": "-O/etc/passwd"}, "begins with '-'"),
-        ("git_show", {"ref": "main; rm"}, "'main; rm' is not a valid revision"),
-        ("git_show", {"ref": ""}, "not a valid revision"),
-        ("git_diff", {"base": "--no-index"}, "base: '--no-index' begins with '-'"),
-        ("git_diff", {"base": "main", "head": "--output=x"}, "head: '--output=x' begins with '-'"),
-        ("git_diff", {"head": "main"}, "head: it was given without base"),
-        ("git_diff", {"path": "a\0b"}, "NUL"),
-        ("git_blame", {"path": "notes", "lineStart": 9, "lineEnd": 3}, "lineEnd: 3 is before lineStart 9"),
-        ("git_blame", {"path": "notes", "lineStart": 0}, "lineStart"),
-        ("git_diff", {"unified": 51}, "unified"),
-        ("git_log", {"maxCount": 501}, "maxCount"),
-        ("git_log", {"format": "raw"}, "format"),
-        ("git_merge_base", {"base": "main"}, "head is missing"),
-        ("git_merge_base", {"base": "-a", "head": "main"}, "base: '-a' begins with '-'"),
-        ("git_ls_files", {"command": "rm"}, "there is no argument 'command'"),
-    ],
-)
-async def test_values_are_never_flags(tools: Toolset, name: str, arguments: dict[str, Any], said: str) -> None:
-    assert said in await refused(tools, name, **arguments)
+async def test_values_are_never_flags(tools: Toolset) -> None:
+    answers = [(name, arguments, said, await refused(tools, name, **arguments)) for name, arguments, said in REFUSED]
+    assert [each for each in answers if each[2] not in each[3]] == []
 
 
 @pytest.mark.case("NL-31")
@@ -196,10 +212,11 @@ async def test_no_file_is_written_by_values_that_are_put_together(tools: Toolset
 
 
 @pytest.mark.case("NL-32")
-@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "src/../../other", "link", "link/passwd", "missing/../../../x"])
-async def test_a_path_outside_is_refused(tools: Toolset, repository: Path, path: str) -> None:
+async def test_a_path_outside_is_refused(tools: Toolset, repository: Path) -> None:
     (repository / "link").symlink_to("/etc")
-    for name, others in {"git_log": {}, "git_blame": {}, "git_ls_files": {}, "git_diff": {}, "git_show": {"ref": "HEAD"}}.items():
+    names = {"git_log": {}, "git_blame": {}, "git_ls_files": {}, "git_diff": {}, "git_show": {"ref": "HEAD"}}
+    paths = ("../../etc/passwd", "/etc/passwd", "src/../../other", "link", "link/passwd", "missing/../../../x")
+    for path, (name, others) in itertools.product(paths, names.items()):
         error = await refused(tools, name, path=path, **others)
         assert f"outside the permitted root {str(repository)!r}" in error
         assert "name a path inside it, relative to the root" in error
@@ -245,8 +262,12 @@ async def test_an_unknown_revision_is_an_answer_and_no_refusal(tools: Toolset) -
 
 async def test_no_program_of_the_repository_runs(executor: Executor, repository: Path) -> None:
     """External diffs, text conversions, filters, fsmonitor, hooks, pagers and signature checks, each in one configuration."""
+    inner = repository / "inner"
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(repository), "inner")
     (repository / ".gitattributes").write_text("* diff=mine filter=mine\n")
-    commit(repository, "attributes")
+    commit(repository, "attributes and a submodule")
+    git(inner, "config", "core.fsmonitor", TELL)
+    (inner / "notes").write_text("changed\n")
     hook = repository / ".git" / "hooks" / "post-index-change"
     hook.write_text(f"#!/bin/sh\n{TELL}\n")
     hook.chmod(0o755)
@@ -304,6 +325,10 @@ async def test_a_missing_object_is_not_fetched(executor: Executor, repository: P
     result = await registered(executor, partial).call("git_show", {"ref": "HEAD:notes"})
     assert not result["ok"]
     assert "RAN" not in result["preview"] + result["stderrPreview"]
+    # The control: without the guards, git runs it in the same sandbox.
+    policy = Policy(ro=(str(partial),), env={"GIT_DIR": str(partial / ".git")})
+    job = await executor.start_with_policy(["git", "show", "HEAD:notes"], policy, cwd=str(partial))
+    assert b"RAN" in (await job.result()).stderr
 
 
 async def test_a_root_that_is_a_link_works(executor: Executor, repository: Path, tmp_path: Path) -> None:
@@ -390,12 +415,12 @@ async def test_what_is_no_repository_is_refused(executor: Executor, tmp_path: Pa
         ("preview_chars", 0),
         ("preview_chars", 4001),
         ("git_executable", ""),
-        ("anything", 1),
+        ("repo_root", ""),
     ],
 )
-async def test_settings_are_checked_when_they_are_given(executor: Executor, repository: Path, field: str, value: object) -> None:
+def test_settings_are_checked_when_they_are_given(tmp_path: Path, field: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=field) as caught:
-        registered(executor, repository, **{field: value})
+        registered(Executor(Policy()), tmp_path, **{field: value})
     assert caught.value.field == field
 
 
@@ -417,6 +442,50 @@ async def test_too_much_output_is_named_and_what_came_is_kept(executor: Executor
     result = await registered(executor, repository, max_output_bytes=1000).call("git_show", {"ref": "HEAD~1:notes"})
     assert (result["ok"], result["state"], result["output"]["sizeBytes"]) == (False, "output-limit", 1000)
     assert result["error"]
+
+
+# Ends by itself only after 15 minutes; says "ok" once it listens, below /tmp of its sandbox.
+LISTENS = ["credential-cache--daemon", "/tmp/listening/socket"]
+
+
+async def test_a_git_that_takes_too_long_is_ended(executor: Executor, repository: Path) -> None:
+    result = await run_git_command(registered(executor, repository, timeout_ms=400), LISTENS)
+    assert (result["ok"], result["state"], result["preview"]) == (False, "timeout", "ok\n")
+    assert "400ms budget" in result["error"]
+
+
+async def test_a_call_that_is_given_up_takes_its_git_with_it(executor: Executor, tools: Toolset) -> None:
+    calling = asyncio.create_task(run_git_command(tools, LISTENS))
+    while not (running := await executor.list(states={JobState.RUNNING})) or running[0].label != f"git {LISTENS[0]}":
+        await asyncio.sleep(0)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    ended = await executor.get(running[0].id)
+    assert ended.outcome is not None
+    assert ended.outcome.kind == "killed"
+
+
+async def test_without_a_room_for_one_more_job_the_tool_says_so(repository: Path) -> None:
+    async with Executor(Policy(), config=from_environment(max_jobs=1)) as executor:
+        holding = await executor.start(["/usr/bin/sleep", "60"])
+        assert "at most 1 may" in await refused(registered(executor, repository), "git_log")
+        await holding.kill(grace=0)
+
+
+async def test_a_closed_executor_is_a_refusal_too(repository: Path) -> None:
+    async with Executor(Policy()) as executor:
+        tools = registered(executor, repository)
+    assert "make a new" in await refused(tools, "git_log") or "not open" in await refused(tools, "git_log")
+
+
+async def test_what_is_kept_for_a_toolset_does_not_keep_it(executor: Executor, repository: Path) -> None:
+    tools = registered(executor, repository)
+    await succeed(tools, "git_ls_files")
+    gone = weakref.ref(tools)
+    del tools
+    gc.collect()
+    assert gone() is None
 
 
 async def test_the_environment_of_git_is_small_and_fixed(executor: Executor, repository: Path) -> None:

@@ -42,22 +42,27 @@ async def test_links_in_a_workspace_are_followed_by_nobody_outside(workspace: Pa
     assert verdict(result.stdout) == "INFO links made; judge the host's answers"
     assert token.encode() not in result.stdout + result.stderr
     assert (workspace / "result.json").read_text() == token
-    harvest, stored = _taken(workspace, tmp_path / "stored")
+    harvest, stored = await asyncio.to_thread(_taken, workspace, tmp_path / "stored")
     assert {taken.path for taken in harvest.taken} == {"d01-symlink-artifacts.py"}
     assert all(refusal.reason == "it is a symbolic link" for refusal in harvest.refused)
     assert {refusal.path for refusal in harvest.refused} >= {"result.json", "d01/out.txt", "d01/etc", "d01/up", "d01/dirlink"}
     assert token not in stored
-    asked, stored = _taken(workspace, tmp_path / "again", ["result.json", "d01/out.txt", "d01/dirlink/canary", "d01/etc/passwd"])
+    asked_for = ["result.json", "d01/out.txt", "d01/dirlink/canary", "d01/etc/passwd"]
+    asked, stored = await asyncio.to_thread(_taken, workspace, tmp_path / "again", asked_for)
     assert (asked.taken, len(asked.refused), stored) == ((), 4, "")
+    await asyncio.to_thread(_remove, workspace)
+    assert not workspace.exists()
+    for path, before in kept.items():
+        after = os.stat(path)
+        assert (after.st_mode, after.st_uid, after.st_size) == (before.st_mode, before.st_uid, before.st_size)
+
+
+def _remove(workspace: Path) -> None:
     parent = os.open(workspace.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         remove_tree(parent, workspace.name)
     finally:
         os.close(parent)
-    assert not workspace.exists()
-    for path, before in kept.items():
-        after = os.stat(path)
-        assert (after.st_mode, after.st_uid, after.st_size) == (before.st_mode, before.st_uid, before.st_size)
 
 
 def _taken(workspace: Path, stored: Path, paths: list[str] | None = None) -> tuple[Harvest, str]:

@@ -38,6 +38,7 @@ def drive(case: str, tmp_path: Path, cgroup: str, **settings: str) -> str:
         "PYTHONDONTWRITEBYTECODE": "1",
         "SBX_ADAPTER": "support.sbx_adapter",
         "SBX_CGROUP": cgroup,
+        "SBX_PLACE": str(tmp_path),
         "TMPDIR": str(shown),
         **settings,
     }

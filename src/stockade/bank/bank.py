@@ -46,7 +46,7 @@ from stockade.ids import is_safe_id
 
 _TERMS: Final = "account.json"
 _OPEN: Final = "open"
-_LOADED: Final = 64
+_LOADED: Final = 16
 _Value = TypeVar("_Value")
 _BLOCK: Final = 512  # The unit of st_blocks, whatever the file system's own is.
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, ParamSpec, TypeVar
@@ -46,6 +47,7 @@ class Engine:
         self._closing = contextlib.AsyncExitStack()
         self._files = ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="stockade-files")
         self._hosts: dict[str, Host] = {}
+        self._looking = threading.Lock()  # the first jobs of a root may come at once, each on a thread
         self._programs: dict[str, bytes] = {}
         self._state: StateDirectory
         self.tree: cgroup.Tree
@@ -97,13 +99,14 @@ class Engine:
 
     def host(self, root: str) -> Host:
         """The trees of a root ("host": the host's own), looked at once. Blocks."""
-        if root not in self._hosts:
-            place = "/" if root == "host" else root
-            etc = f"{self._state.layout.run}/etc-{len(self._hosts)}"
-            os.mkdir(etc, 0o755)
-            etcdir.compose(os.path.join(place, "etc"), etc)
-            self._hosts[root] = host.find_host(identity=self.identity, controllers=self.tree.controllers, etc=etc, root=place)
-        return self._hosts[root]
+        with self._looking:
+            if root not in self._hosts:
+                place = "/" if root == "host" else root
+                etc = tempfile.mkdtemp(prefix="etc-", dir=self._state.layout.run)
+                os.chmod(etc, 0o755)
+                etcdir.compose(os.path.join(place, "etc"), etc)
+                self._hosts[root] = host.find_host(identity=self.identity, controllers=self.tree.controllers, etc=etc, root=place)
+            return self._hosts[root]
 
     async def load_filter(self, name: str) -> None:
         """Compiles a seccomp profile (a built-in name or the path of an OCI file) and hands it to the fork server, once.
@@ -123,7 +126,10 @@ class Engine:
         self._state = StateDirectory.open(path)
         close(self._state.close)
         for entry in os.scandir(self._state.layout.run):  # of an executor that died here
-            shutil.rmtree(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
         self._open_cgroup()
         if self.identity is Identity.RANGE:
             self.slots = IdSlots()

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import struct
+import threading
 
 from stockade.errors import HostUnfit, TooManyJobs
 from stockade.sandbox.namespaces import IdMap
@@ -38,22 +39,25 @@ class IdSlots:
                 hint=f"make {directory!r} writable for root",
             ) from None
         self._held: set[int] = set()
+        self._turn = threading.Lock()  # our own threads share the file's locks: only `_held` keeps them apart
         self._first = os.getpid() % SLOTS  # so that executors rarely try the same ones
 
     def take(self) -> int:
         """The number of a free slot. Raises: TooManyJobs, where every slot of this host is taken."""
         # Always the first free one: the fork server keeps what it has made for a slot.
-        for step in range(SLOTS):
-            slot = (self._first + step) % SLOTS
-            if slot not in self._held and self._lock(slot, fcntl.F_WRLCK):
-                self._held.add(slot)
-                return slot
+        with self._turn:
+            for step in range(SLOTS):
+                slot = (self._first + step) % SLOTS
+                if slot not in self._held and self._lock(slot, fcntl.F_WRLCK):
+                    self._held.add(slot)
+                    return slot
         raise TooManyJobs(f"all {SLOTS} ranges of host ids are taken", hint="wait for a job to end")
 
     def give_back(self, slot: int) -> None:
         """Frees a slot whose job has no process left."""
-        self._held.discard(slot)
-        self._lock(slot, fcntl.F_UNLCK)
+        with self._turn:
+            self._lock(slot, fcntl.F_UNLCK)
+            self._held.discard(slot)
 
     def close(self) -> None:
         if self._file >= 0:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
+from errno import ELOOP
 
 from stockade.errors import ExecutableNotFound, InvalidRequest, NotExecutable
 from stockade.sandbox import syscalls
@@ -19,14 +21,15 @@ _MAX_LINKS = 40  # as the kernel (path_resolution(7))
 _OWN_PLACES = (JOB_HOME, "/tmp", "/dev/shm")  # made by the sandbox itself; a job may start there
 
 
-def resolve_place(path: str, *, field: str) -> Place:
-    """Looks at one host path that a policy names.
+def resolve_place(path: str, *, field: str, writable: Sequence[str] = ()) -> Place:
+    """Looks at one host path that a policy names. Links are followed, but none that lies in one of the directories `writable` (real
+    paths): an earlier job may have put it there, to have something else of the host granted to a later one.
 
-    Raises: InvalidRequest(field), where it does not exist or is neither a directory nor a regular file.
+    Raises: InvalidRequest(field), where it does not exist, leads through such a link, or is neither a directory nor a regular file.
     """
     given = os.path.normpath(path)
     try:
-        real = os.path.realpath(given, strict=True)
+        real = _real_path(given, writable)
         descriptor = syscalls.openat2(
             syscalls.AT_FDCWD, real, os.O_PATH, resolve=syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
         )
@@ -42,6 +45,31 @@ def resolve_place(path: str, *, field: str) -> Place:
     if real == "/" or real.split("/")[1] in ("proc", "sys", "dev"):
         raise InvalidRequest(f"{field}: {path!r} is {real!r}, which a sandbox makes for itself", field=field, hint="name a narrower path")
     return Place(given, real, found.st_dev, found.st_ino, found.st_uid, found.st_gid, is_dir)
+
+
+def _real_path(path: str, writable: Sequence[str]) -> str:
+    """realpath(3), one component at a time. Raises: OSError, also for a link inside one of `writable`."""
+    pending = [name for name in path.split("/") if name not in ("", ".")][::-1]
+    current, count = "", 0
+    while pending:
+        name = pending.pop()
+        if name == "..":
+            current = current.rpartition("/")[0]
+            continue
+        here = f"{current}/{name}"
+        if not stat.S_ISLNK(os.lstat(here).st_mode):
+            current = here
+            continue
+        if any(is_inside(here, top) for top in writable):
+            raise OSError(ELOOP, f"{here!r} is a link in a directory that jobs can write to", path)
+        count += 1
+        if count > _MAX_LINKS:
+            raise OSError(ELOOP, os.strerror(ELOOP), path)
+        target = os.readlink(here)
+        if target.startswith("/"):
+            current = ""
+        pending.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
+    return current or "/"
 
 
 def resolve(
@@ -63,11 +91,15 @@ def resolve(
 
     Raises: InvalidRequest, ExecutableNotFound; nothing has been made.
     """
-    base = None if workspace is None else resolve_place(workspace, field="workspace")
+    # Twice: what jobs can write to must be known before any path may be followed through it.
+    tops = [resolve_place(each, field="rw").real for each in rw]
+    if workspace is not None:
+        tops.append(resolve_place(workspace, field="workspace").real)
+    base = None if workspace is None else resolve_place(workspace, field="workspace", writable=tops)
     if base is not None and not base.is_dir:
         raise InvalidRequest(f"workspace: {workspace!r} is not a directory", field="workspace", hint="name a directory")
-    readable = tuple(resolve_place(each, field="ro") for each in ro)
-    writable = tuple(resolve_place(each, field="rw") for each in rw)
+    readable = tuple(resolve_place(each, field="ro", writable=tops) for each in ro)
+    writable = tuple(resolve_place(each, field="rw", writable=tops) for each in rw)
     named = (*((base,) if base is not None else ()), *writable, *readable)
     for place in named:
         if private is not None and is_inside(private, place.real):
@@ -181,7 +213,7 @@ class View:
                 continue
             count += 1
             if count > _MAX_LINKS:
-                raise OSError(40, os.strerror(40), path)
+                raise OSError(ELOOP, os.strerror(ELOOP), path)
             if target.startswith("/"):
                 current = ""
             pending.extend(part for part in reversed(target.split("/")) if part not in ("", "."))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 from typing import Any
 
@@ -62,6 +63,15 @@ class ProcessTree:
         if self._status is None:
             return False
         return self._relayed < self._sent or not self._sent or (self._was_fatal and self._status.exit_code is not None)
+
+    @property
+    def is_dead(self) -> bool:
+        """True where init has ended, even where the event loop has not heard of it yet."""
+        if self._gone.done():
+            return True
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     @property
     def is_gone(self) -> bool:

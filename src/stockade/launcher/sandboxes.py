@@ -188,7 +188,7 @@ class Sandboxes:
             return None
         task, self._next = self._next, None
         sandbox = await task
-        if sandbox is not None and sandbox.tree.is_gone:  # somebody killed it
+        if sandbox is not None and sandbox.tree.is_dead:  # somebody killed it
             self._remove_later(task)
             return None
         return sandbox

@@ -205,8 +205,8 @@ def _flags(failure: Failure, facts: Facts) -> Cause | None:
         )
     if failure.call == "mount_setattr":
         return Cause(
-            "the file system does not take this attribute (idmapped mounts: ext4, xfs, btrfs since 5.15, tmpfs since 6.3)",
-            "put the directory on another file system, or use a newer kernel",
+            "its file system, or one that is mounted below it, cannot be mapped to the ids of a job (ext4, xfs, tmpfs since 6.3 can)",
+            "take workspaces from another file system",
         )
     return None
 

@@ -124,7 +124,7 @@ class Checklists:
         for title in wanted:
             _check_length(title, field="titles", tool="tasks_create")
         with self._lock:
-            before, now = self.state(session), self._clock()
+            before = self.state(session)
             if len(before.items) + len(wanted) > MAX_TASKS:
                 raise InvalidRequest(
                     f"titles: the list has {len(before.items)} tasks and would have {len(before.items) + len(wanted)}; "
@@ -132,6 +132,7 @@ class Checklists:
                     field="titles",
                     hint="add fewer and larger tasks, and finish those that are open with tasks_update",
                 )
+            now = self._clock()
             first = max((int(item.id[1:]) for item in before.items), default=0) + 1
             added = tuple(Task(f"t{number}", title, "pending", None, now, now) for number, title in enumerate(wanted, first))
             return self._keep(session, TaskState((*before.items, *added), now))
@@ -144,7 +145,7 @@ class Checklists:
         said = (note or "").strip()
         _check_length(said, field="note", tool="tasks_update")
         with self._lock:
-            before, now = self.state(session), self._clock()
+            before = self.state(session)
             if not before.items:
                 raise InvalidRequest(
                     f"id: there is no task {task_id!r:.80}, the list is empty", field="id", hint="add tasks with tasks_create first"
@@ -161,6 +162,7 @@ class Checklists:
                     field="note",
                     hint="call tasks_update again with a note, or finish the task and mark it done",
                 )
+            now = self._clock()
             items = tuple(
                 replace(item, status=status, note=said or item.note, updated_at=now) if item.id == task_id else item
                 for item in before.items

@@ -88,9 +88,10 @@ def run(
 def explain(options: RunOptions, json: AsJson = False) -> int:
     """Print what `run` with the same options would build and which limits would hold, and stop.
 
-    Nothing is run. In the plan, <state> stands for the state directory.
+    Nothing is run. In the plan, <state>/etc stands for the copy of /etc that the job would see.
     """
     import asyncio
+    import re
     import tempfile
 
     from stockade.executor import Executor
@@ -105,7 +106,7 @@ def explain(options: RunOptions, json: AsJson = False) -> int:
                 spec = await executor.explain(wanted.command)
             return render.as_json(render.plan_fields(spec)) if json else "\n".join(map(render.printable, spec.describe()))
 
-        print(asyncio.run(plan()).replace(place, "<state>"))
+        print(re.sub(rf"{place}/run/etc[^ \")]*", "<state>/etc", asyncio.run(plan())))
     return 0
 
 
@@ -113,16 +114,14 @@ def explain(options: RunOptions, json: AsJson = False) -> int:
 def doctor(json: AsJson = False) -> int:
     """Examine this host: what it can enforce, what is missing, and what to do about it. Exits with 0 when it is fit, else 1."""
     import asyncio
-    import importlib
 
     from stockade.config import from_environment
+    from stockade.doctor import examine
     from stockade.tools import render
 
-    examine = importlib.import_module("stockade.doctor").examine
     report = asyncio.run(examine(from_environment()))
     if json:
-        found = report.to_json()
-        print(found if isinstance(found, str) else render.as_json(found))
+        print(render.as_json(report.to_json()))
     else:
         print(render.report_table(report.checks), end="")
         print(f"\n{render.printable(report.verdict)}")
@@ -287,7 +286,8 @@ def _keep_standard_descriptors() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - ours until the end
+        # What cannot be said in the terminal's encoding is better shown as an escape than not at all.
+        getattr(sys, name).reconfigure(errors="backslashreplace")

@@ -79,19 +79,19 @@ def resolve_within_root(target: object, root: str) -> tuple[str, str]:
     real_root = _directory(root)
     if real_root is None:
         raise InvalidRequest(
-            f"The permitted root {shown(root)} is not an existing directory. Point cwd_root (cwdRoot) at an existing directory.",
+            f"The permitted root {root!r} is not an existing directory. Point cwd_root (cwdRoot) at an existing directory.",
             field="cwd_root",
         )
     real = _directory(os.path.join(real_root, path))
     if real is None:
         raise InvalidRequest(
-            f"The working directory {shown(path)} is not an existing directory. Name one that exists inside {shown(real_root)}.",
+            f"The working directory {shown(path)} is not an existing directory. Name one that exists inside {real_root!r}.",
             field="cwd",
         )
     if real != real_root and not real.startswith(real_root.rstrip("/") + "/"):
         raise NotAllowed(
-            f"Access denied: the working directory {shown(path)} resolves to {shown(real)}, outside the permitted root "
-            f"{shown(real_root)}. Run inside {shown(real_root)}.",
+            f"Access denied: the working directory {shown(path)} resolves to {real!r}, outside the permitted root "
+            f"{real_root!r}. Run inside {real_root!r}.",
             field="cwd",
         )
     return real, real_root

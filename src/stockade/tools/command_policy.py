@@ -60,7 +60,7 @@ def _root(value: Any) -> str:
     path = text(os.fspath(value) if isinstance(value, os.PathLike) else value)
     if not path:
         raise ValueError("is empty: name the directory that commands run in")
-    return os.path.abspath(path)
+    return path
 
 
 def _hook(value: Any) -> Allowlist | None:

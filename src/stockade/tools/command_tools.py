@@ -77,7 +77,7 @@ def command_tools(commands: BackgroundCommands) -> tuple[Tool[Any], ...]:
         timeout_ms = None if params.timeout_ms is None else min(params.timeout_ms, budget)
         handle = await commands.start(
             params.argv,
-            cwd=policy.cwd_root if params.cwd is None else params.cwd,
+            cwd="." if params.cwd is None else params.cwd,
             timeout_ms=timeout_ms,
             session_id=context.session_id,
         )

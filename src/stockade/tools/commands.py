@@ -15,7 +15,7 @@ import contextlib
 import os
 import secrets
 import signal as signal_names
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from stockade.jobs.records import JobRecord
 from stockade.jobs.starts import named
 from stockade.policy.model import Policy
 from stockade.tools import command_checks, command_policy, wire
+from stockade.tools.checklist import SHARED, Checklists
 from stockade.tools.command_checks import checked
 from stockade.tools.command_policy import BackgroundCommandPolicy
 from stockade.tools.command_tools import command_tools
@@ -54,15 +55,21 @@ class BackgroundCommands:
         tools: Toolset | None = None,
         session: HostSession | None = None,
         artifact_store: ArtifactStore | None = None,
+        checklists: Checklists = SHARED,
         strict_states: bool = False,
     ) -> None:
-        """On an open executor, which stays the caller's to close. `strict_states` shows `failed` for what could not be started."""
+        """On an open executor, which stays the caller's to close. `checklists` get the counters of this host's commands.
+
+        `strict_states` shows `failed` for what could not be started, where N says `exited`.
+        """
         self.tools = tools if tools is not None else Toolset()
         self.session = session if session is not None else HostSession()
         self._executor = executor
         self._owns_executor = False
         self._owner = f"host-{secrets.token_hex(8)}"
         self._strict = strict_states
+        self._checklists = checklists
+        self._removals: list[Callable[[], None]] = []
         self._policy: BackgroundCommandPolicy | None = None
         self._started: dict[str, None] = {}  # every id, in order; ids are small, and a command is never forgotten
         self._unsettled: set[str] = set()
@@ -79,9 +86,10 @@ class BackgroundCommands:
 
         Raises: HostUnfit, StateError.
         """
-        executor = await Executor(policy or Policy(), config=config, environment=environment).__aenter__()
+        executor = Executor(policy or Policy(), config=config, environment=environment)
         host = cls(executor, **options)
         host._owns_executor = True
+        await executor.__aenter__()
         return host
 
     async def __aenter__(self) -> BackgroundCommands:
@@ -93,7 +101,9 @@ class BackgroundCommands:
     # Policy
 
     def set_policy(self, policy: BackgroundCommandPolicy) -> None:
-        """What commands may do from now on; replaces what was set before (N-P3)."""
+        """What commands may do from now on; replaces what was set before, and has checklists count the commands (N-P3)."""
+        if not self._removals:
+            self._removals.append(self._checklists.add_source("commands", self.counts))
         self._policy = policy
 
     def get_policy(self) -> BackgroundCommandPolicy | None:
@@ -241,6 +251,8 @@ class BackgroundCommands:
                 await step()
             except Exception as error:  # noqa: BLE001 - none of the steps may prevent the next
                 errors.append(error)
+        while self._removals:
+            self._removals.pop()()
         return tuple(errors)
 
     # Artifacts
@@ -286,6 +298,7 @@ class BackgroundCommands:
 
     async def _seen(self, task_id: str) -> tuple[JobRecord, dict[str, Tail]]:
         """A record with tails that belong to it: to a settled one, what was read after it had settled (U-23, U-26)."""
+        await asyncio.sleep(0)  # or who asks again and again would leave the command no chance to go on
         record = await self._executor.get(task_id)
         while True:
             tails = {} if wire.is_waiting(record) else await self._tails(task_id)

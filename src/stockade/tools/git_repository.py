@@ -40,7 +40,7 @@ def locate(repo_root: str) -> Repository:
     if not os.path.isdir(root):
         raise _unusable(f"{repo_root!r} is not a directory")
     git_dir = _git_dir(root)
-    if not all(os.path.exists(f"{git_dir}/{name}") for name in ("HEAD", "objects")) and not os.path.exists(f"{git_dir}/commondir"):
+    if not all(os.path.lexists(f"{git_dir}/{name}") for name in ("HEAD", "objects")) and not os.path.exists(f"{git_dir}/commondir"):
         raise _unusable(f"{repo_root!r} has no git repository in it")
     _check_parts(git_dir, root)
     return Repository(root, git_dir, bare=git_dir == root, private=_private_part(root, git_dir))

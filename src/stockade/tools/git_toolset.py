@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeVar
-from weakref import WeakKeyDictionary
 
 from stockade.bank.references import MAX_PREVIEW_CHARS, Reference, preview_of, unbanked
 from stockade.errors import InvalidRequest, PolicyError, StockadeError
@@ -25,16 +25,20 @@ from stockade.executor import Executor
 from stockade.jobs.records import JobRecord
 from stockade.policy.checks import Checked, Strict, text
 from stockade.policy.model import Network, Policy
+from stockade.tools import command_policy
 from stockade.tools import git_arguments as arguments_of
-from stockade.tools.command_policy import checked_number, output_bytes, timeout_ms
 from stockade.tools.git_arguments import PathCheck, command_line, reads_files
 from stockade.tools.git_repository import Repository, locate, resolve_path_within_root
+from stockade.tools.retrieval import HostArtifacts
 from stockade.tools.schemas import CallContext, Effects, Params, Tool
 from stockade.tools.sessions import HostSession
 from stockade.tools.toolset import Toolset
 from stockade.tools.wire import CommandStatus, status_of
 
 NAMES: Final = ("git_log", "git_show", "git_diff", "git_blame", "git_merge_base", "git_ls_files")
+TIMEOUT_MS: Final = 60_000
+OUTPUT_BYTES: Final = 33_554_432
+PREVIEW_CHARS: Final = 2_000
 
 _LIMITS: Final = {"memory": "1G", "processes": 64, "grace": 1.0, "tmp_size": "16M", "home_size": "1M", "shm_size": "1M"}
 _FILTER_KEYS: Final = r"^filter\..*\.(clean|smudge|process|required)$"
@@ -62,11 +66,11 @@ def _repo_root(value: Any) -> str:
     path = text(os.fspath(value) if isinstance(value, os.PathLike) else value)
     if not path:
         raise ValueError("is empty: name the top-level directory of a git repository")
-    return os.path.abspath(path)
+    return path if os.path.isabs(path) else os.path.abspath(path)  # where the host is now, and not at some later call
 
 
 def _preview_chars(value: Any) -> int:
-    return int(checked_number(value, low=1, high=MAX_PREVIEW_CHARS, unit="characters", whole=True))
+    return int(command_policy.checked_number(value, low=1, high=MAX_PREVIEW_CHARS, unit="characters", whole=True))
 
 
 def _executable(value: Any) -> str:
@@ -83,9 +87,9 @@ class GitSettings(Strict):
     noun = "git settings"
 
     repo_root: Annotated[str, Checked(_repo_root)]  # looked up in each call
-    timeout_ms: Annotated[float, Checked(timeout_ms)] = 60_000
-    max_output_bytes: Annotated[int, Checked(output_bytes)] = 33_554_432  # each stream
-    preview_chars: Annotated[int, Checked(_preview_chars)] = 2_000
+    timeout_ms: Annotated[float, Checked(command_policy.timeout_ms)] = TIMEOUT_MS
+    max_output_bytes: Annotated[int, Checked(command_policy.output_bytes)] = OUTPUT_BYTES  # each stream
+    preview_chars: Annotated[int, Checked(_preview_chars)] = PREVIEW_CHARS
     git_executable: Annotated[str, Checked(_executable)] = "git"
 
 
@@ -136,6 +140,8 @@ class GitToolset:
     executor: Executor
     settings: GitSettings
     session: HostSession
+    offer_artifacts: Callable[[], None]  # puts `retrieve_context` on offer, which results refer to
+    started: set[str] = field(default_factory=set)  # the ids of its jobs
 
     async def run(self, arguments: Sequence[str], session: str | None = None) -> dict[str, Any]:
         """Runs git with `arguments`, the subcommand first, under the policy of the tools; see `run_git_command`."""
@@ -147,7 +153,7 @@ class GitToolset:
                 hint='give a list with the subcommand first and one entry for each argument, such as ["log", "--oneline"]',
             )
         repository = await self.executor.call(locate, self.settings.repo_root)
-        return await self._run(repository, given, session or self.session.resolve())
+        return await self._run(repository, given, self.session.resolve(CallContext(session)))
 
     async def answer(self, build: Callable[[P, PathCheck], list[str]], params: P, context: CallContext) -> Mapping[str, Any]:
         """The result of one tool call."""
@@ -165,6 +171,7 @@ class GitToolset:
             policy = policy.replace(env=_environment(repository, await self._without_filters(repository, policy, session)))
         argv = command_line(self.settings.git_executable, given)
         record = await self._settled(argv, policy, repository, session, label=f"git {given[0]}", artifacts=True)
+        self.offer_artifacts()
         return await self._result(record, argv, repository)
 
     async def _without_filters(self, repository: Repository, policy: Policy, session: str) -> dict[str, str]:
@@ -173,7 +180,8 @@ class GitToolset:
         record = await self._settled(argv, policy, repository, session, label="git filters", artifacts=False)
         page = await self.executor.read_bytes(record.id) if record.stdout_bytes else None
         if record.outcome is None or record.outcome.kind != "exited" or (page is not None and len(page.data) < record.stdout_bytes):
-            raise StockadeError(f"the repository's filters could not be listed: {record.sentence()}", hint="look at its .git/config")
+            hint = "look at its .git/config" if repository.private is None else _PRIVATE.format(repository.private)
+            raise StockadeError(f"the repository's filters could not be listed: {record.sentence()}", hint=hint)
         keys = {os.fsdecode(key) for key in page.data.split(b"\0") if key} if page is not None else set()
         return {key: "false" if key.endswith(".required") else "" for key in sorted(keys)}
 
@@ -181,6 +189,7 @@ class GitToolset:
         self, argv: list[str], policy: Policy, repository: Repository, session: str, *, label: str, artifacts: bool
     ) -> JobRecord:
         job = await self.executor.start_with_policy(argv, policy, session=session, artifacts=artifacts, cwd=repository.root, label=label)
+        self.started.add(job.id)
         try:
             return await job.wait()
         except asyncio.CancelledError:
@@ -223,24 +232,53 @@ def _stand_in(status: CommandStatus) -> Reference:
     return unbanked(label=status.label, kind="command-output", size_bytes=0, preview="", reason=reason, paths=())
 
 
-_configured: Final[WeakKeyDictionary[Toolset, GitToolset]] = WeakKeyDictionary()
+_configured: Final[weakref.WeakKeyDictionary[Toolset, GitToolset]] = weakref.WeakKeyDictionary()
 
 
 def register_git_tools(
-    toolset: Toolset, executor: Executor, *, repo_root: str | os.PathLike[str], session: HostSession | None = None, **settings: object
+    toolset: Toolset,
+    executor: Executor,
+    *,
+    repo_root: str | os.PathLike[str],
+    timeout_ms: float = TIMEOUT_MS,
+    max_output_bytes: int = OUTPUT_BYTES,
+    preview_chars: int = PREVIEW_CHARS,
+    git_executable: str = "git",
+    session: HostSession | None = None,
 ) -> GitToolset:
     """Offers the six tools on the repository whose top-level directory is `repo_root`; again replaces what was set before.
 
-    `settings` are the fields of `GitSettings`. The repository is looked at in each call, so it may be made later.
+    The repository is looked at in each call, so it may be made later. `session` is what the host's other tools use too.
 
     Raises: PolicyError, with the field.
     """
+    settings = GitSettings.model_validate(
+        {
+            "repo_root": repo_root,
+            "timeout_ms": timeout_ms,
+            "max_output_bytes": max_output_bytes,
+            "preview_chars": preview_chars,
+            "git_executable": git_executable,
+        }
+    )
     known = _configured.get(toolset)
     whose = session or (known.session if known is not None else HostSession())
-    git = GitToolset(executor, GitSettings.model_validate({"repo_root": repo_root, **settings}), whose)
+    started = known.started if known is not None else set()
+    git = GitToolset(executor, settings, whose, _offer(weakref.ref(toolset), executor, whose, started), started)
     toolset.register(*git_tools(git))
     _configured[toolset] = git
     return git
+
+
+def _offer(toolset: weakref.ref[Toolset], executor: Executor, session: HostSession, started: set[str]) -> Callable[[], None]:
+    """By a weak reference, because what is kept for a toolset would otherwise keep the toolset."""
+
+    def offer() -> None:
+        tools = toolset()
+        if tools is not None:
+            HostArtifacts(executor, session, tools, started.__contains__).offer()
+
+    return offer
 
 
 async def run_git_command(toolset: Toolset, args: Sequence[str], session: str | None = None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stockade.errors import StockadeError
 
 if TYPE_CHECKING:
+    from stockade.doctor import Check
     from stockade.executor import Result
     from stockade.jobs.records import JobRecord
 
@@ -132,11 +133,12 @@ def jobs_table(records: Sequence[tuple[JobRecord, str]]) -> str:
     return table(("ID", "OUTCOME", "AGE", "DURATION", "LABEL"), rows)
 
 
-def report_table(checks: Iterable[Any]) -> str:
-    """The checks of a doctor's report: name, verdict, detail; below what is wrong why, and the way out."""
+def report_table(checks: Iterable[Check]) -> str:
+    """The checks of a doctor's report: name, result, detail; below what is not there why, and the way out."""
     rows: list[tuple[str, ...]] = []
     for check in checks:
-        rows.append((check.name, {True: "ok", False: "FAILED", None: "unknown"}[check.ok], check.detail or ""))
+        failed = "FAILED" if check.required else "absent"
+        rows.append((check.name, {True: "ok", False: failed, None: "not tried"}[check.ok], check.detail))
         rows += [("", word, text) for word, text in (("cause", check.cause), ("fix", check.fix)) if text and check.ok is not True]
     return table(("CHECK", "RESULT", "DETAIL"), rows)
 

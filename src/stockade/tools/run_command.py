@@ -51,7 +51,7 @@ class Run:
 
     def end(self, number: int, *, grace: float | None = None) -> None:
         """Asks for the end of the job by this signal; with a grace of 0 it is killed at once."""
-        self._endings.add(asyncio.create_task(self.executor.kill(self.job.id, signal=number, grace=grace)))
+        self._endings.add(asyncio.create_task(self.executor.kill(self.job.id, signal=int(number), grace=grace)))
 
     def on_signal(self, number: signal.Signals) -> None:
         """Somebody wants us to end: so must the job, and the second time at once."""
@@ -81,7 +81,7 @@ class Run:
     async def close(self) -> None:
         """Waits for what has been asked."""
         self.interrupts.listen(lambda _: None)
-        await asyncio.gather(*self._endings, return_exceptions=True)
+        await asyncio.gather(*self._endings)
         self.stdout.close()
         self.stderr.close()
 

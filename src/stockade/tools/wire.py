@@ -239,7 +239,9 @@ def _error(record: JobRecord) -> str | None:
             f"itself or from one of its own processes; {_IN_FULL}."
         )
     if outcome.kind == "killed":
-        return f"The command was killed: {outcome.detail}; {_IN_FULL}."
+        # What a failed sink has kept is part of its detail.
+        kept = "" if outcome.by == "sink" else f"; {_IN_FULL}"
+        return f"The command was killed: {outcome.detail}{kept}."
     if outcome.kind == "timed_out":
         budget = {"wall": "budget", "cpu": "budget of CPU time", "idle": "budget without output"}[outcome.clock]
         return f"The command exceeded its {milliseconds(outcome.limit)}ms {budget} and was killed; {_IN_FULL}."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stockade.launcher.idslots import FIRST_ID, SLOT_SIZE, IdSlots, range_map
@@ -15,6 +17,23 @@ def test_two_executors_never_hold_the_same_slot(tmp_path: Path) -> None:
     finally:
         ours.close()
         theirs.close()
+
+
+def test_threads_of_one_executor_never_hold_the_same_slot(tmp_path: Path) -> None:
+    """A lock on the file keeps executors apart, not threads, and each sandbox is made on a thread."""
+    slots = IdSlots(str(tmp_path))
+    begin = threading.Barrier(16)
+
+    def take() -> list[int]:
+        begin.wait()
+        return [slots.take() for _ in range(20)]
+
+    try:
+        with ThreadPoolExecutor(16) as threads:
+            taken = [slot for each in [threads.submit(take) for _ in range(16)] for slot in each.result()]
+        assert len(set(taken)) == len(taken) == 320
+    finally:
+        slots.close()
 
 
 def test_a_slot_that_was_given_back_is_taken_first(tmp_path: Path) -> None:

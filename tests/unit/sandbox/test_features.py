@@ -204,8 +204,8 @@ RULES: dict[str, tuple[Failure, Facts, str, str]] = {
     "a file system without idmapped mounts": (
         Failure("mount_setattr", "/tmp", EINVAL),
         Facts(),
-        "the file system does not take this attribute (idmapped mounts: ext4, xfs, btrfs since 5.15, tmpfs since 6.3)",
-        "put the directory on another file system, or use a newer kernel",
+        "its file system, or one that is mounted below it, cannot be mapped to the ids of a job (ext4, xfs, tmpfs since 6.3 can)",
+        "take workspaces from another file system",
     ),
     "a weak root": (
         Failure("mount", "/", EPERM),
@@ -358,7 +358,7 @@ def test_the_verdict_counts_what_is_required_and_names_what_is_weaker() -> None:
     )
     assert found.fit
     assert found.verdict == (
-        "fit: 2 required checks passed, and a sealed command ran; not there, with something weaker in its place: controller.io"
+        "fit: 2 required checks passed, and a sealed command ran; lacking, and not required: controller.io"
     )
 
 
