@@ -67,19 +67,19 @@ async def test_the_store_is_the_same_each_time_and_offers_the_tool(bare: Backgro
 async def test_a_store_that_the_caller_brings_is_used_and_stays_open(
     background_executor: Executor, tmp_path: Path, workspace: Path
 ) -> None:
-    bank = Bank(tmp_path / "bank")
-    store = ArtifactStore(bank)
+    bank = await background_executor.call(Bank, tmp_path / "bank")
+    store = await background_executor.call(ArtifactStore, bank)
     commands = BackgroundCommands(background_executor, artifact_store=store)
     assert commands.get_artifact_store() is store
     reference = await commands.bank_artifact("in the caller's store", kind="other")
-    assert background_executor.artifacts.read_artifact(reference.artifact_id) is None
+    assert await background_executor.call(background_executor.artifacts.read_artifact, reference.artifact_id) is None
     assert (await retrieve(commands, reference.artifact_id))["content"] == "in the caller's store"
     await commands.dispose()
-    page = store.read_artifact(reference.artifact_id)
+    page = await background_executor.call(store.read_artifact, reference.artifact_id)
     assert page is not None
     assert page.content == "in the caller's store"
-    store.close()
-    bank.close()
+    await background_executor.call(store.close)
+    await background_executor.call(bank.close)
 
 
 @pytest.mark.case("NA-04")
@@ -167,12 +167,12 @@ async def test_the_hosts_windows_have_no_limit_unless_it_is_given(bare: Backgrou
 
 
 @pytest.mark.case("NA-13")
-async def test_an_unknown_artifact_is_no_content(bare: BackgroundCommands) -> None:
+async def test_an_unknown_artifact_is_no_content(bare: BackgroundCommands, background_executor: Executor) -> None:
     bare.get_artifact_store()
     assert await bare.read_artifact("a" + "0" * 24) is None
     assert await retrieve(bare, "nope") == {"error": "Artifact not found or has expired", "artifactId": "nope"}
     reference = await bare.bank_artifact("x", kind="other")
-    bare.get_artifact_store().delete(reference.artifact_id)
+    await background_executor.call(bare.get_artifact_store().delete, reference.artifact_id)
     assert (await retrieve(bare, reference.artifact_id))["error"] == "Artifact not found or has expired"
 
 

@@ -24,6 +24,8 @@ from stockade.tools.schemas import CallContext
 from stockade.tools.toolset import Toolset
 from support.repositories import commit, git, make_repository
 
+BOUND = 30.0  # seconds that a test waits for what is sure to come
+
 # Writes down that it was run; in a read-only repository without a network this is all that it could do.
 TELL = "sh -c 'echo RAN >&2; echo RAN; cat' tell"
 
@@ -128,6 +130,7 @@ async def test_what_was_changed_and_not_committed_is_seen(tools: Toolset, reposi
 
 async def test_a_change_that_keeps_size_and_time_is_seen(tools: Toolset, repository: Path) -> None:
     """What hides from `ls -l` does not hide from git_diff."""
+    git(repository, "update-index", "--refresh")
     place = repository / "src" / "main"
     before = place.stat()
     place.write_text("2wo\n")
@@ -456,8 +459,9 @@ async def test_a_git_that_takes_too_long_is_ended(executor: Executor, repository
 
 async def test_a_call_that_is_given_up_takes_its_git_with_it(executor: Executor, tools: Toolset) -> None:
     calling = asyncio.create_task(run_git_command(tools, LISTENS))
-    while not (running := await executor.list(states={JobState.RUNNING})) or running[0].label != f"git {LISTENS[0]}":
-        await asyncio.sleep(0)
+    async with asyncio.timeout(BOUND):
+        while not (running := await executor.list(states={JobState.RUNNING})) or running[0].label != f"git {LISTENS[0]}":
+            pass
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await calling
@@ -476,7 +480,7 @@ async def test_without_a_room_for_one_more_job_the_tool_says_so(repository: Path
 async def test_a_closed_executor_is_a_refusal_too(repository: Path) -> None:
     async with Executor(Policy()) as executor:
         tools = registered(executor, repository)
-    assert "make a new" in await refused(tools, "git_log") or "not open" in await refused(tools, "git_log")
+    assert "the executor is not open" in await refused(tools, "git_log")
 
 
 async def test_what_is_kept_for_a_toolset_does_not_keep_it(executor: Executor, repository: Path) -> None:

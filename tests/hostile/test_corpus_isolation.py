@@ -157,7 +157,9 @@ def test_no_secret_of_the_supervisor_reaches_a_job_or_the_record(workspace: Path
     kept = b"".join(path.read_bytes() for path in state.rglob("*") if path.is_file())
     assert b"VERDICT PASS" in kept
     assert b"sbxtoken-" not in kept.replace((next(workspace.glob("d06-*"))).read_bytes(), b"")
-    control = subprocess.run([str(next(workspace.glob("d06-*")))], capture_output=True, timeout=BOUND, env={**os.environ, **secret}, check=True)
+    control = subprocess.run(
+        [str(next(workspace.glob("d06-*")))], capture_output=True, timeout=BOUND, env={**os.environ, **secret}, check=True
+    )
     assert "own environment" in verdict(control.stdout)
 
 
@@ -251,6 +253,7 @@ async def test_nested_namespaces_are_refused_with_an_error_that_programs_underst
 @pytest.mark.case("d13")
 async def test_controls_of_the_kernel_cannot_be_opened(workspace: Path) -> None:
     """The control, the same files opened by root outside, stands in test_kernel_files."""
+
     def state() -> list[str]:
         return [Path(path).read_text() for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname")]
 

@@ -56,7 +56,9 @@ async def test_git_works_in_a_repository_of_the_host(workspace: Path) -> None:
     environment = {**os.environ, **GIT}
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(repository), *arguments], env=environment, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(repository), *arguments], env=environment, capture_output=True, text=True, timeout=60, check=True
+        )
         return done.stdout.strip()
 
     git("init", "-q")
@@ -131,7 +133,13 @@ async def test_the_signal_state_of_a_job_is_that_of_a_login_shell(workspace: Pat
 async def test_tools_that_need_power_work_or_end_at_once_with_a_message(workspace: Path, seccomp: str) -> None:
     (output,) = await run(Policy(seccomp=seccomp), workspace, "e13")
     assert verdict(output) == "PASS"
-    for kind, answer in (("icmp", "EACCES"), ("raw", "EPERM"), ("packet", "EAFNOSUPPORT"), ("vsock", "EAFNOSUPPORT"), ("alg", "EAFNOSUPPORT")):
+    for kind, answer in (
+        ("icmp", "EACCES"),
+        ("raw", "EPERM"),
+        ("packet", "EAFNOSUPPORT"),
+        ("vsock", "EAFNOSUPPORT"),
+        ("alg", "EAFNOSUPPORT"),
+    ):
         assert observed(output, kind).split()[-1] == answer
     if shutil.which("strace", path="/usr/bin"):
         expected = "rc=0" if seccomp == "debug" else "rc=1"

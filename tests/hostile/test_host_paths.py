@@ -56,5 +56,4 @@ async def test_an_answer_about_a_program_does_not_tell_which_files_the_host_has(
                 answers.setdefault(name, []).append(f"{caught.value.message} {caught.value.hint}".replace(str(path), "PATH"))
             os.unlink(workspace / "link")
     assert answers["secret"] == answers["missing"]
-    print(answers)
-    assert all("PATH" in answer and "not visible inside" in answer for answer in answers["program"])
+    assert answers["program"][0].startswith("executable 'PATH' is 'PATH' on the host, which is not visible inside")

@@ -137,7 +137,9 @@ async def test_a_kill_during_the_launch_is_a_kill() -> None:
             assert record.outcome == by_caller(signal=15)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGKILL], ids=lambda number: number.name
+)
 async def test_the_first_signal_is_the_one_that_was_asked_for(number: signal.Signals) -> None:
     async with Executor(build_policy(grace=5)) as executor:
         job = await executor.start(shell("echo ready; exec sleep 60"))

@@ -56,5 +56,7 @@ def _cgroups() -> list[str]:
 
 
 def _mounts() -> list[str]:
+    """Those of this run: another one may mount something of its own at the same time."""
     with open("/proc/self/mountinfo") as table:
-        return [line.split()[4] for line in table]
+        places = [line.split()[4] for line in table]
+    return [place for place in places if place.startswith(tempfile.gettempdir())]

@@ -196,7 +196,20 @@ def intrude(target: str) -> dict:
                 signal.pause()
     pid = child or int(target)
     answers = {}
-    for name in ("mem", "maps", "environ", "cmdline", "auxv", "fd/0", "root/.", "cwd/.", "exe", "ns/pid", "task/" + str(pid) + "/mem", "status"):
+    for name in (
+        "mem",
+        "maps",
+        "environ",
+        "cmdline",
+        "auxv",
+        "fd/0",
+        "root/.",
+        "cwd/.",
+        "exe",
+        "ns/pid",
+        "task/" + str(pid) + "/mem",
+        "status",
+    ):
         answers[f"open {name}"] = attempt(lambda name=name: os.close(os.open(f"/proc/{pid}/{name}", os.O_RDONLY)))
     answers["ptrace seize"] = attempt(lambda: call("ptrace", 0x4206, pid, 0, 0) and None)
     answers["ptrace attach"] = attempt(_attach, pid)
@@ -431,7 +444,9 @@ def nodes(directory: str) -> dict:
     ):
         path = f"{directory}/{name}"
         answers[name] = attempt(os.mknod, path, mode | 0o666, device)
-        answers[f"{name} by mknod"] = attempt(lambda path=path, mode=mode, device=device: call("mknod", path.encode() + b"2", mode | 0o666, device) and None)
+        answers[f"{name} by mknod"] = attempt(
+            lambda path=path, mode=mode, device=device: call("mknod", path.encode() + b"2", mode | 0o666, device) and None
+        )
         for made in (path, f"{path}2"):
             if os.path.lexists(made):
                 os.unlink(made)
@@ -463,7 +478,9 @@ def setuid_files(directory: str) -> dict:
     ordinary = f"{directory}/ordinary"
     _touch(ordinary)
     answers["chmod 0755"] = attempt(os.chmod, ordinary, 0o755)
-    answers["chmod 1777 of a directory"] = attempt(lambda: (os.mkdir(f"{directory}/sticky"), os.chmod(f"{directory}/sticky", 0o1777)) and None)
+    answers["chmod 1777 of a directory"] = attempt(
+        lambda: (os.mkdir(f"{directory}/sticky"), os.chmod(f"{directory}/sticky", 0o1777)) and None
+    )
     # Without O_CREAT the mode is not looked at, and whatever is in the register must do no harm.
     answers["open with a mode that does not count"] = attempt(lambda: call(257, -100, ordinary.encode(), os.O_RDONLY, 0o7777) and None)
     return answers

@@ -1,6 +1,6 @@
 """A small supervisor of our own: an Executor that answers on a unix socket, one JSON line a question.
 
-    python serve.py DIRECTORY        reads DIRECTORY/config.json, listens on the abstract socket that it names, prints `ready`
+python serve.py DIRECTORY        reads DIRECTORY/config.json, listens on the abstract socket that it names, prints `ready`
 """
 
 from __future__ import annotations

@@ -206,6 +206,7 @@ class Bank:
                     writer.close()
                 except SinkFailed:
                     pass  # It never had a byte.
+            directory.close()  # Nobody else has it, and who keeps this error would keep the descriptor.
             self._remove_tree(job_id)
             raise StateError(
                 f"cannot keep output in {directory.path!r}: {error.strerror or error}",

@@ -98,10 +98,11 @@ class Engine:
         return os.path.realpath(self._state.layout.root)
 
     def host(self, root: str) -> Host:
-        """The trees of a root ("host": the host's own), looked at once. Blocks."""
+        """The trees of a root ("host": the host's own), looked at once. Blocks. Raises: InvalidRequest, where it is no directory."""
         with self._looking:
             if root not in self._hosts:
                 place = "/" if root == "host" else root
+                host.check_root(place)
                 etc = tempfile.mkdtemp(prefix="etc-", dir=self._state.layout.run)
                 os.chmod(etc, 0o755)
                 etcdir.compose(os.path.join(place, "etc"), etc)

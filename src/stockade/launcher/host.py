@@ -43,16 +43,17 @@ def find_identity() -> Identity:
     return Identity.RANGE
 
 
-def find_host(*, identity: Identity, controllers: Iterable[str], etc: str, root: str = "/") -> Host:
-    """Describes the trees that make up the default root, taken from `root` ("/": the host's own).
+def check_root(root: str) -> None:
+    """Looks whether a directory can be the root of jobs. Raises: InvalidRequest, where `root` is none."""
+    if root != "/" and not resolve_place(root, field="root").is_dir:
+        raise InvalidRequest(f"root: {root!r} is not a directory", field="root", hint="name a directory with a system in it")
 
-    Raises: InvalidRequest, where `root` is no directory.
-    """
+
+def find_host(*, identity: Identity, controllers: Iterable[str], etc: str, root: str = "/") -> Host:
+    """Describes the trees that make up the default root, taken from `root` ("/": the host's own), which has been checked."""
     if root == "/":
         names = [path[1:] for path in _SYSTEM]
     else:
-        if not resolve_place(root, field="root").is_dir:
-            raise InvalidRequest(f"root: {root!r} is not a directory", field="root", hint="name a directory")
         names = sorted(set(os.listdir(root)) - _OWN)
     system: list[Place] = []
     links: list[tuple[str, str]] = []

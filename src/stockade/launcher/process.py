@@ -22,6 +22,8 @@ KILL_BOUND = 30.0  # seconds until a killed tree must be empty
 _RETRY = 0.5  # seconds between two writes to cgroup.kill
 _HINTS = {
     ("mounts", "mount(proc)"): "the host's /proc is over-mounted, as in a container; `stockade doctor` names the mount",
+    ("mounts", "mount_setattr"): "the file system of this path has no idmapped mounts (overlayfs, NFS and most FUSE have none): use a "
+    "workspace on ext4, xfs, btrfs or tmpfs, or run Stockade as the ordinary user who owns the path",
     ("mounts", "openat2"): "a path of the policy was replaced or removed after it was looked up",
     ("names", "ioctl(SIOCSIFFLAGS)"): "AppArmor may restrict unprivileged user namespaces; see `stockade doctor`",
 }

@@ -82,8 +82,7 @@ def _granted(resolution: Resolution, identity: Identity) -> tuple[Bind, ...]:
             mountable_path(place.real)
         except ValueError as error:
             raise PolicyError(f"{field}: {shown(place.given)} leads elsewhere: {error}", field=field) from None
-        owner = (place.uid, place.gid) if access is Access.RW and identity is Identity.RANGE else None
-        bind = _bind(place, place.real, access, owner)
+        bind = _bind(place, place.real, access, _mapped_owner(place, access, identity))
         other, earlier = binds.setdefault(place.real, (field, bind))
         if earlier != bind:
             raise PolicyError(
@@ -91,6 +90,16 @@ def _granted(resolution: Resolution, identity: Identity) -> tuple[Bind, ...]:
                 field=field,
             )
     return tuple(bind for _, bind in binds.values())
+
+
+def _mapped_owner(place: Place, access: Access, identity: Identity) -> tuple[int, int] | None:
+    """Whose files outside are the job's own inside, where it has ids of its own.
+
+    What root owns stays root's where it is only read: a path of the system must not lose the modes that protect its secrets.
+    """
+    if identity is not Identity.RANGE or (access is Access.RO and place.uid == 0):
+        return None
+    return place.uid, place.gid
 
 
 def _places(resolution: Resolution) -> Iterable[tuple[str, Place, Access]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
-from errno import ENODEV, ENOENT
+from errno import EINVAL, ENODEV, ENOENT
 from typing import Any
 
 from stockade.sandbox import mounts, namespaces, syscalls
@@ -68,22 +68,33 @@ def open_binds(operations: list[list[Any]], idmap: Callable[[int, int], int] | N
     namespace by which files of (uid, gid) outside are the job's inside.
     """
     trees: list[int | None] = []
-    for operation in operations:
-        if operation[0] != "bind":
-            trees.append(None)
-            continue
-        _, _, source, access, device, inode, owner = operation
-        descriptor = mounts.open_source(source, device, inode)
-        try:
-            userns = idmap(*owner) if idmap is not None and owner is not None else None
-            trees.append(mounts.detach_copy(descriptor, read_only=access == "ro", idmap=userns))
-        except KernelError as error:
-            for tree in filter(None, trees):
-                os.close(tree)
-            raise KernelError(error.call, source, error.errno or 0) from None
-        finally:
-            os.close(descriptor)
+    try:
+        for operation in operations:
+            trees.append(_open_bind(operation, idmap) if operation[0] == "bind" else None)
+    except BaseException:
+        for tree in filter(None, trees):
+            os.close(tree)
+        raise
     return trees
+
+
+def _open_bind(operation: list[Any], idmap: Callable[[int, int], int] | None) -> int:
+    _, _, source, access, device, inode, owner = operation
+    read_only = access == "ro"
+    descriptor = mounts.open_source(source, device, inode)
+    try:
+        userns = idmap(*owner) if idmap is not None and owner is not None else None
+        try:
+            return mounts.detach_copy(descriptor, read_only=read_only, idmap=userns)
+        except KernelError as error:
+            # A file system without idmapped mounts. Read-only, the job merely stays a stranger there and can read less.
+            if not (read_only and userns is not None and error.errno == EINVAL):
+                raise
+            return mounts.detach_copy(descriptor, read_only=True)
+    except KernelError as error:
+        raise KernelError(error.call, source, error.errno or 0) from None
+    finally:
+        os.close(descriptor)
 
 
 def enter(root: int) -> None:

@@ -38,7 +38,7 @@ class RunParams(Params):
     argv: Annotated[list[str], Field(description="The executable, then one entry per argument. There is no shell.")]
     cwd: Annotated[str | None, Field(description="Where to run, inside the permitted root and relative to it. Its top if left out.")] = None
     timeout_ms: Annotated[
-        int | None, Field(gt=0, description="A shorter time budget than the policy's, in milliseconds; never a longer one."), WHOLE
+        int | None, Field(ge=1, description="A shorter time budget than the policy's, in milliseconds; never a longer one."), WHOLE
     ] = None
 
 

@@ -162,7 +162,7 @@ class BackgroundCommands:
     ) -> CommandHandle:
         """As `start`, under a policy that neither needs nor changes the host's (N-P5). `env` is the whole environment (N-S3)."""
         if self._disposed:
-            raise Closed("this host of background commands was disposed", hint="make a new one")
+            raise _disposed()
         command = command_checks.check_argv(argv, policy)
         budget = checked("timeout_ms", command_policy.timeout_ms, policy.default_timeout_ms if timeout_ms is None else timeout_ms)
         cap = checked(
@@ -185,6 +185,9 @@ class BackgroundCommands:
         )
         self._started[job.id] = None
         self._unsettled.add(job.id)
+        if self._disposed:  # meanwhile
+            await self._executor.kill(job.id, reason=DISPOSED)
+            raise _disposed()
         record = await self._executor.get(job.id)
         return CommandHandle(job.id, command, int(record.created_at * 1_000))
 
@@ -216,7 +219,10 @@ class BackgroundCommands:
 
     async def kill_all(self) -> int:
         """Ends every command of this host and gives their number; never raises (N-K7)."""
-        alive = [task_id for task_id in self._unsettled if not (await self._executor.get(task_id)).settled]
+        try:
+            alive = [task_id for task_id in tuple(self._unsettled) if not (await self._executor.get(task_id)).settled]
+        except Closed:
+            return 0  # the executor has ended them all
         ended = await asyncio.gather(*(self._executor.kill(each, reason=DISPOSED) for each in alive), return_exceptions=True)
         self._unsettled.difference_update(each for each, end in zip(alive, ended, strict=True) if isinstance(end, JobRecord))
         return len(alive)
@@ -313,6 +319,10 @@ class BackgroundCommands:
             with contextlib.suppress(StockadeError, OSError):  # its files are gone, which its status says in other ways
                 tails[stream] = await self._executor.tail(task_id, stream, chars=wire.TAIL_CHARS)
         return tails
+
+
+def _disposed() -> Closed:
+    return Closed("this host of background commands was disposed", hint="make a new one")
 
 
 def _whole(value: object) -> int:

@@ -150,9 +150,8 @@ class _Misshapen(Exception):
 
 
 def _parsed(tool: Tool[P], arguments: object) -> P:
-    expected = f"Expected {tool.shape}." + (f" Recovery: {tool.advice.rstrip('.')}." if tool.advice else "")
     if not isinstance(arguments, Mapping):
-        raise _Misshapen(f"{tool.name}: its arguments are one object, not {_shown(arguments)}. {expected}")
+        raise _Misshapen(f"{tool.name}: its arguments are one object, not {_shown(arguments)}. {_expected(tool)}")
     optional = {info.alias or name for name, info in tool.params.model_fields.items() if not info.is_required()}
     # A null for what may be left out is how some models leave it out, and the only way in OpenAI's strict dialect.
     given = {name: value for name, value in arguments.items() if value is not None or name not in optional}
@@ -160,7 +159,12 @@ def _parsed(tool: Tool[P], arguments: object) -> P:
         return tool.params.model_validate(given)
     except ValidationError as error:
         reasons = [_reason(each) for each in error.errors(include_url=False)[:_REASONS]]
-    raise _Misshapen(f"{tool.name}: {'; '.join(reasons)}. {expected}")
+    raise _Misshapen(f"{tool.name}: {'; '.join(reasons)}. {_expected(tool)}")
+
+
+def _expected(tool: Tool[Any]) -> str:
+    advice = f" Recovery: {tool.advice.rstrip('.')}." if tool.advice else ""
+    return f"Expected {tool.shape}.{advice}"
 
 
 def _reason(error: Any) -> str:

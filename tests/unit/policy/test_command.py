@@ -20,6 +20,7 @@ def test_a_command_is_its_parts():
         "env": {"A": "1"},
         "stdin": b"x",
         "interactive": False,
+        "replace_env": False,
         "timeout": 300.0,
         "label": "all files",
     }

@@ -86,7 +86,7 @@ def test_the_plan_of_an_ordinary_job():
         ),
         mounts=(
             Symlink("/bin", "usr/bin"),
-            bind("/data", Access.RO),
+            bind("/data", Access.RO, owner=(1000, 1001)),
             Devices(64 * MiB, 4096),
             bind("/etc", Access.RO, source="/run/stockade/etc", inode=3),
             Directory("/home"),
@@ -254,17 +254,22 @@ def test_parents_are_mounted_before_what_lies_below_them():
 
 
 @pytest.mark.parametrize(("identity", "owner"), [(Identity.RANGE, (1000, 1001)), (Identity.CALLER, None)])
-def test_writable_places_are_idmapped_where_the_job_has_a_range(identity, owner):
+def test_named_places_are_idmapped_where_the_job_has_a_range(identity, owner):
     spec = compiled(on=host(identity=identity), workspace=place("/w"), rw=(place("/c"),), ro=(place("/d"),))
     assert [at(spec, path) for path in ("/w", "/c", "/d")] == [
         [bind("/w", owner=owner)],
         [bind("/c", owner=owner)],
-        [bind("/d", Access.RO)],
+        [bind("/d", Access.RO, owner=owner)],
     ]
 
 
+def test_what_root_owns_keeps_its_modes_where_it_is_only_read():
+    spec = compiled(ro=(place("/d", uid=0),), rw=(place("/c", uid=0),))
+    assert [at(spec, path) for path in ("/c", "/d")] == [[bind("/c", owner=(0, 1001))], [bind("/d", Access.RO)]]
+
+
 def test_what_an_enclosing_bind_shows_already_is_not_mounted_again():
-    spec = compiled(workspace=place("/w"), rw=(place("/w/a"),), ro=(place("/usr/share"), place("/w/b"), place("/w/b/c")))
+    spec = compiled(workspace=place("/w"), rw=(place("/w/a"),), ro=(place("/usr/share", uid=0), place("/w/b"), place("/w/b/c")))
     assert [path for path in targets(spec) if path.startswith(("/w", "/usr"))] == ["/usr", "/w", "/w/b"]
 
 
@@ -280,7 +285,7 @@ def test_another_owner_is_mounted_again():
 
 def test_a_tree_of_an_image_does_not_cover_the_hosts_own():
     image = Host(Identity.RANGE, ALL, (place("/usr", "/image/usr"),), (), place("/etc"), 1)
-    spec = compiled(on=image, ro=(place("/usr/share"),))
+    spec = compiled(on=image, ro=(place("/usr/share", uid=0),))
     assert at(spec, "/usr") == [bind("/usr", Access.RO, source="/image/usr")]
     assert at(spec, "/usr/share") == [bind("/usr/share", Access.RO)]
 

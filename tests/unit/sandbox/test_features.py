@@ -357,9 +357,7 @@ def test_the_verdict_counts_what_is_required_and_names_what_is_weaker() -> None:
         Check("seccomp", True, ""), Check("mount.idmap", None, ""), Check("controller.io", False, "", "c", "f", required=False), RAN
     )
     assert found.fit
-    assert found.verdict == (
-        "fit: 2 required checks passed, and a sealed command ran; lacking, and not required: controller.io"
-    )
+    assert found.verdict == ("fit: 2 required checks passed, and a sealed command ran; lacking, and not required: controller.io")
 
 
 def test_an_unfit_host_is_told_each_cause_once() -> None:
