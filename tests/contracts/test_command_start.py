@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stockade import Executor
+from stockade import Executor, Policy
+from stockade.config import from_environment
 from stockade.errors import Closed, InvalidRequest, NotAllowed, PolicyError
 from stockade.tools.command_policy import BackgroundCommandPolicy
 from stockade.tools.commands import BackgroundCommands
@@ -298,3 +299,22 @@ async def test_a_host_can_own_its_executor(workspace: Path) -> None:
         assert (await run(commands, ["/usr/bin/true"])).exit_code == 0
     with pytest.raises(Closed):
         await commands.start(["/usr/bin/true"], cwd=workspace)
+
+
+async def test_a_start_that_races_the_disposal_leaves_nothing_running(background_executor: Executor, workspace: Path) -> None:
+    commands = host(background_executor, workspace)
+    starts = [asyncio.create_task(commands.start(["/usr/bin/sleep", "60"], cwd=workspace)) for _ in range(4)]
+    await asyncio.sleep(0)
+    assert await commands.dispose() == ()
+    ends = await asyncio.gather(*starts, return_exceptions=True)
+    for end in ends:
+        assert isinstance(end, Closed) or (await commands.status(end.task_id)).state == "killed"  # type: ignore[union-attr]
+    assert background_executor.counters().running == 0
+
+
+async def test_a_disposal_after_the_executor_was_closed_finds_nothing_to_do(workspace: Path, state: Path) -> None:
+    async with Executor(Policy(), config=from_environment(state_dir=str(state))) as executor:
+        commands = host(executor, workspace)
+        await start(commands, ["/usr/bin/sleep", "60"])
+    assert await commands.kill_all() == 0
+    assert await commands.dispose() == ()

@@ -175,6 +175,28 @@ async def test_a_link_of_the_hosts_own_is_followed(workspace: Path, outside: Pat
     assert result.stdout.decode() == SECRET * 2
 
 
+async def test_a_read_only_path_cannot_be_moved_away_with_the_directory_around_it(workspace: Path) -> None:
+    """A hook that the policy protects was replaced once by renaming `.git`: a mount point stays, the directories above it went.
+
+    Control: a directory that leads to nothing protected can be renamed.
+    """
+    for directory in ("repo/.git/hooks", "other/deep"):
+        (workspace / directory).mkdir(parents=True)
+    hook = workspace / "repo" / ".git" / "hooks" / "pre-commit"
+    hook.write_text("good")
+    script = """
+tries() { "$@" 2>/dev/null && echo done || echo refused; }
+tries mv repo/.git/hooks elsewhere; tries mv repo/.git was; tries mv repo was; tries rmdir repo/.git/hooks; tries mv -T other repo
+tries ln -sfT /tmp repo/.git; tries python3 -c 'import ctypes, os; os._exit(ctypes.CDLL(None).renameat2(-100, b"repo", -100, b"other", 2) != 0)'
+tries sh -c 'echo bad >repo/.git/hooks/pre-commit'; tries mv other/deep other/moved; tries sh -c 'echo new >repo/.git/config'
+"""
+    async with Executor(Policy(workspace=str(workspace), ro=[str(hook.parent)])) as executor:
+        result = await executor.run(shell(script))
+    assert result.stdout.split() == [b"refused"] * 8 + [b"done"] * 2
+    assert hook.read_text() == "good"
+    assert {path.stat().st_uid for path in workspace.rglob("*")} == {workspace.stat().st_uid}
+
+
 RACER = """
 import ctypes, os, sys, time
 libc = ctypes.CDLL(None)
@@ -204,7 +226,7 @@ async def test_a_job_that_races_with_every_launch_never_gets_a_foreign_mount(wor
                     options = {"cwd": "target"} if turn % 2 else {}
                     result = await executor.run(shell(f"cat {workspace}/target/file"), **options)
                     answers.append(result.stdout)
-                except Exception as error:  # noqa: BLE001 - every refusal is right; what was shown is judged below
+                except Exception as error:
                     answers.append(type(error).__name__)
             await racer.kill(grace=0.1)
     assert naive  # the control: a reader that follows names is fooled

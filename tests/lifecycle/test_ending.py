@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import resource
 import signal
 import time
 from pathlib import Path
@@ -372,3 +374,24 @@ async def test_starts_that_overlap_the_close_are_refused_or_ended() -> None:
         for outcome in await asyncio.gather(*starts, return_exceptions=True):
             assert isinstance(outcome, Job | Closed)
         assert not executor._live
+
+
+# When the supervisor itself is short of something
+
+
+async def test_a_supervisor_without_a_free_descriptor_still_ends_its_jobs(workspace: Path) -> None:
+    """Nothing that ends a job may depend on opening a file; an error there left the job unsettled for ever."""
+    policy = build_policy(workspace, wall_time=1.0, cpu_time=30, memory="400M")
+    async with Executor(policy, config=from_environment(standby=False)) as executor:
+        job = await executor.start(python(STUBBORN))
+        await until_ready(executor, job)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                os.dup(1)
+            record = await job.wait(BOUND)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert record.outcome == TimedOut("wall", 1.0)
+        assert (await executor.run(TRUE)).ok

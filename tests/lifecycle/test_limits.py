@@ -91,7 +91,7 @@ async def test_the_writable_places_are_sized_in_bytes_and_in_files() -> None:
         "/home/job": (4 * MIB, "ENOSPC"),
         "/dev/shm": (2 * MIB, "ENOSPC"),
     }
-    assert {place: why for place, (_, (_, why)) in found.items()} == {place: "ENOSPC" for place in found}
+    assert {place: why for place, (_, (_, why)) in found.items()} == dict.fromkeys(found, "ENOSPC")
     counts = {place: count for place, (_, (count, _)) in found.items()}
     assert counts["/tmp"] <= 64
     assert counts["/home/job"] <= 32

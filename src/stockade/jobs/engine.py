@@ -104,7 +104,7 @@ class Engine:
                 place = "/" if root == "host" else root
                 host.check_root(place)
                 etc = tempfile.mkdtemp(prefix="etc-", dir=self._state.layout.run)
-                os.chmod(etc, 0o755)
+                os.chmod(etc, 0o755)  # noqa: S103 - it is the /etc of every job
                 etcdir.compose(os.path.join(place, "etc"), etc)
                 self._hosts[root] = host.find_host(identity=self.identity, controllers=self.tree.controllers, etc=etc, root=place)
             return self._hosts[root]

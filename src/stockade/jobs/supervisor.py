@@ -25,7 +25,7 @@ from stockade.jobs.records import JobError, JobRecord, Usage
 from stockade.jobs.states import JobState
 from stockade.jobs.watch import watch_limits
 from stockade.launcher.outcome import Killed, Outcome, OutOfMemory, OutputLimited, Status
-from stockade.launcher.process import ProcessTree
+from stockade.launcher.process import KILL_BOUND, ProcessTree
 from stockade.launcher.sandboxes import Sandbox
 from stockade.launcher.stdio import Stream
 from stockade.policy.model import Policy
@@ -198,9 +198,13 @@ class LiveJob:
             if not by_itself:
                 await self._escalate(tree, ended)
             self.ending.close()
-            if not ended.done():
-                await tree.kill()
-            await tree.wait_gone()
+            try:
+                if not ended.done():
+                    await tree.kill()
+                async with asyncio.timeout(KILL_BOUND):
+                    await tree.wait_gone()
+            except TimeoutError:
+                pass  # a process in the D state, say; cleaning up tries once more, and says so
             if by_itself or tree.ended_unsignalled:
                 self.ending.withdraw()
             return tree.status
@@ -246,7 +250,13 @@ class LiveJob:
         return usage
 
     def _remove(self) -> cgroup.Usage:
-        usage = cgroup.Usage() if self._sandbox is None else self._sandbox.remove()
+        usage = cgroup.Usage()
+        if self._sandbox is not None:
+            try:
+                usage = self._sandbox.remove()
+            except OSError as error:  # no descriptor was free, say; what is left goes with the executor
+                self._sandbox.leaf.close()
+                self.ending.notes.append(f"the sandbox could not be removed: {error.strerror}")
         if self.account is None and self._keeps_artifacts:  # it never ran, and its output is empty, not missing
             with contextlib.suppress(StockadeError):  # the reason why it never ran says more
                 self.account = self._open_account()

@@ -29,8 +29,11 @@ async def watch_limits(job: LiveJob, tree: ProcessTree) -> None:
             assert limits.wall_time is not None
             job.ending.ask(TimedOut("wall", limits.wall_time))
             return
-        if looks and await _look(job, tree, began, samples_memory=samples_memory):
-            return
+        try:
+            if looks and await _look(job, tree, began, samples_memory=samples_memory):
+                return
+        except OSError:
+            pass  # no descriptor was free, say; the next look comes soon
         pause = PERIOD if looks else 3600.0
         await asyncio.sleep(pause if deadline is None else max(0.0, min(pause, deadline - now)))
 

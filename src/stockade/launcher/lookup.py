@@ -111,7 +111,22 @@ def resolve(
     inside_cwd = _resolve_cwd(cwd, base, named)
     view = View.of(host, named)
     executable = _find_executable(argv0, inside_cwd, path, view, host_path)
-    return Resolution(executable=executable, cwd=inside_cwd, workspace=base, ro=readable, rw=writable)
+    tops_given = (*((base,) if base is not None else ()), *writable)
+    return Resolution(executable=executable, cwd=inside_cwd, workspace=base, ro=readable, rw=writable, pins=_pins(readable, tops_given))
+
+
+def _pins(readable: tuple[Place, ...], writable: tuple[Place, ...]) -> tuple[tuple[Place, Place], ...]:
+    """The directories between each read-only path and the innermost writable place around it; no link leads through them."""
+    found: dict[str, tuple[Place, Place]] = {}
+    for place in readable:
+        around = max((top for top in writable if is_inside(place.real, top.real)), key=lambda top: len(top.real), default=None)
+        if around is None:
+            continue
+        directory = os.path.dirname(place.real)
+        while directory != around.real and is_inside(directory, around.real):
+            found[directory] = (resolve_place(directory, field="ro", writable=(around.real,)), around)
+            directory = os.path.dirname(directory)
+    return tuple(found.values())
 
 
 def _field_of(place: Place, workspace: Place | None, writable: tuple[Place, ...]) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import select
+import signal
 import socket
 from typing import Any
 
@@ -122,7 +123,11 @@ class ProcessTree:
         """
         async with asyncio.timeout(KILL_BOUND):
             while True:
-                await asyncio.to_thread(self.leaf.kill)
+                try:
+                    await asyncio.to_thread(self.leaf.kill)
+                except OSError:  # no descriptor was free, say; init takes all of its namespace with it
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
                 try:
                     async with asyncio.timeout(_RETRY):
                         await self.wait_gone()

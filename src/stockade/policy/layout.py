@@ -37,11 +37,12 @@ def mount_plan(policy: Policy, host: Host, resolution: Resolution) -> tuple[Moun
     Raises: PolicyError where a path leads to a place that cannot be passed in, or two paths contradict each other.
     """
     binds = _granted(resolution, host.identity)
+    pins = _pinned(resolution, host.identity, {bind.target for bind in binds})
     aliases = {place.given: place.real for _, place, _ in _places(resolution) if place.given != place.real}
     names = {*aliases, *(bind.target for bind in binds)}
     plan: dict[str, Mount] = {target(mount): mount for mount in _own(policy, host, names)}
-    plan.update((bind.target, bind) for bind in binds)
-    return _with_links(_without_covered(_shallow_first(plan.values())), aliases)
+    plan.update((bind.target, bind) for bind in (*binds, *pins))
+    return _with_links(_without_covered(_shallow_first(plan.values()), {pin.target for pin in pins}), aliases)
 
 
 def target(mount: Mount) -> str:
@@ -102,6 +103,16 @@ def _mapped_owner(place: Place, access: Access, identity: Identity) -> tuple[int
     return place.uid, place.gid
 
 
+def _pinned(resolution: Resolution, identity: Identity, granted: Set[str]) -> tuple[Bind, ...]:
+    """Binds of directories on themselves: a mount point cannot be renamed, and so what is protected below it cannot be replaced."""
+    pins = []
+    for place, around in resolution.pins:
+        owner = (around.uid, around.gid) if identity is Identity.RANGE else None
+        if place.real not in granted:
+            pins.append(_bind(place, place.real, Access.RW, owner))
+    return tuple(pins)
+
+
 def _places(resolution: Resolution) -> Iterable[tuple[str, Place, Access]]:
     if resolution.workspace is not None:
         yield "workspace", resolution.workspace, Access.RW
@@ -117,12 +128,12 @@ def _shallow_first(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
     return tuple(sorted(mounts, key=lambda mount: (target(mount).count("/"), target(mount))))
 
 
-def _without_covered(ordered: tuple[Mount, ...]) -> tuple[Mount, ...]:
-    """The mounts without those binds that show what the bind around them shows already."""
+def _without_covered(ordered: tuple[Mount, ...], pins: Set[str]) -> tuple[Mount, ...]:
+    """The mounts without those binds that show what the bind around them shows already and are no pins."""
     kept: list[Mount] = []
     for mount in ordered:
         around = _around(mount.target, kept) if isinstance(mount, Bind) else None
-        if not (isinstance(mount, Bind) and isinstance(around, Bind) and _shows(around, mount)):
+        if target(mount) in pins or not (isinstance(mount, Bind) and isinstance(around, Bind) and _shows(around, mount)):
             kept.append(mount)
     return tuple(kept)
 

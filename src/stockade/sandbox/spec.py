@@ -198,6 +198,8 @@ class Resolution:
     workspace: Place | None = None
     ro: tuple[Place, ...] = ()
     rw: tuple[Place, ...] = ()
+    # (directory, the writable place around it): on the way down to a read-only path, where a rename would take that path away.
+    pins: tuple[tuple[Place, Place], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
