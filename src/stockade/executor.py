@@ -300,8 +300,7 @@ class Executor:
         Raises: UnknownJob; InvalidRequest for a signal or a grace that is none.
         """
         await self.get(job_id, caller=caller)
-        if isinstance(signal, bool) or not isinstance(signal, int) or not 1 <= signal <= 64:
-            raise InvalidRequest(f"signal: {signal!r} is no signal", field="signal", hint="give a number from 1 to 64")
+        _check_signal(signal)
         if grace is not None and (isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= 3600):
             raise InvalidRequest(f"grace: {grace!r} is no duration", field="grace", hint="give seconds, from 0 to 3600")
         live = self._live.get(job_id)
@@ -323,8 +322,12 @@ class Executor:
         return self._opened().registry.counters(owner, session)
 
     async def signal(self, job_id: str, number: int, *, caller: Caller = HOST) -> bool:
-        """Sends a signal to every process of a job, and nothing more; False where it has none any more. Raises: UnknownJob."""
+        """Sends a signal to every process of a job, and nothing more; False where it has none any more.
+
+        Raises: UnknownJob; InvalidRequest for a number that is no signal.
+        """
         await self.get(job_id, caller=caller)
+        _check_signal(number)
         live = self._live.get(job_id)
         return live is not None and live.signal(number)
 
@@ -485,6 +488,11 @@ class Executor:
 
     def _on_lost(self) -> None:
         """The fork server is gone: its jobs die with it and settle by themselves; new ones are refused by its socket."""
+
+
+def _check_signal(number: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 64:
+        raise InvalidRequest(f"signal: {number!r} is no signal", field="signal", hint="give a number from 1 to 64")
 
 
 async def _ask_when_set(abort: asyncio.Event, job: LiveJob) -> None:

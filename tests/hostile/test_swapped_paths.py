@@ -98,7 +98,7 @@ async def test_a_read_only_path_that_became_a_link_is_refused(workspace: Path, o
     async with open_executor(Policy(workspace=str(workspace), ro=[str(path)])) as executor:
         job = await start_and_swap(executor, shell("cat given/file given"), lambda: replace_by_link(swapped, target))
         assert os.path.realpath(named) == str(target if kind == "file" else outside / "file")
-        assert await refusal(job) == ("mounts", "openat2", str(path), errno.ELOOP)
+        assert await refusal(job) == ("mounts", "openat2", str(swapped), errno.ELOOP)
 
 
 async def test_a_working_directory_that_became_a_link_is_refused(workspace: Path, outside: Path) -> None:

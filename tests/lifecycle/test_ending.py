@@ -24,6 +24,8 @@ from support.survivors import SURVIVORS, beats
 from support.waiting import BOUND, grows
 
 SLEEP = ["/usr/bin/sleep", "60"]
+# Handles no signal, not even SIGINT.
+PLAIN = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\nprint('ready', flush=True)\ntime.sleep(60)"
 # Says when it is ready, and at SIGTERM takes its time and leaves with 0.
 POLITE = shell("trap 'echo bye; exit 0' TERM; echo ready; sleep 60 & wait")
 
@@ -144,7 +146,7 @@ async def test_a_kill_during_the_launch_is_a_kill() -> None:
 )
 async def test_the_first_signal_is_the_one_that_was_asked_for(number: signal.Signals) -> None:
     async with Executor(build_policy(grace=5)) as executor:
-        job = await executor.start(shell("echo ready; exec sleep 60"))
+        job = await executor.start(python(PLAIN))
         await until_ready(executor, job)
         record = await job.kill(signal=number)
         assert record.outcome == by_caller(number, signal=int(number))

@@ -51,10 +51,7 @@ def check_root(root: str) -> None:
 
 def find_host(*, identity: Identity, controllers: Iterable[str], etc: str, root: str = "/") -> Host:
     """Describes the trees that make up the default root, taken from `root` ("/": the host's own), which has been checked."""
-    if root == "/":
-        names = [path[1:] for path in _SYSTEM]
-    else:
-        names = sorted(set(os.listdir(root)) - _OWN)
+    names = [path[1:] for path in _SYSTEM] if root == "/" else sorted(set(os.listdir(root)) - _OWN)
     system: list[Place] = []
     links: list[tuple[str, str]] = []
     for name in names:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import time
 from collections.abc import Awaitable
 from errno import EBUSY
 from typing import Final
@@ -34,17 +33,27 @@ class Sandbox:
         self.name = name
         self.leaf = leaf
         self.notes: list[str] = []
-        self.built_at = time.monotonic()
+        self.stdout_read = self.stdout_write = self.stderr_read = self.stderr_write = self.command = self.stdin = self._body = -1
+        self._given: list[int] = []
         self._slots = slots
-        self._slot = None if slots is None else slots.take()
+        self._slot: int | None = None
         self._tree: ProcessTree | None = None
+        try:
+            self._open(spec)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _open(self, spec: SandboxSpec) -> None:
+        if self._slots is not None:
+            self._slot = self._slots.take()
         self.stdout_read, self.stdout_write = os.pipe2(os.O_CLOEXEC)
         self.stderr_read, self.stderr_write = os.pipe2(os.O_CLOEXEC)
         self.command = os.memfd_create("stockade-command", os.MFD_CLOEXEC)
         self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._body = protocol.write_body(spec.wire())
         # What init gets: the job may read its input, not change it.
-        self._given = [leaf.open_procs(), os.open(f"/proc/self/fd/{self.stdin}", os.O_RDONLY | os.O_CLOEXEC)]
+        self._given = [self.leaf.open_procs(), os.open(f"/proc/self/fd/{self.stdin}", os.O_RDONLY | os.O_CLOEXEC)]
         if self._slot is not None:  # or /dev/stdout could not be opened by the job
             owner = range_map(self._slot)[1]
             for descriptor in (self.stdout_write, self.stderr_write):
@@ -113,8 +122,9 @@ class Sandbox:
             if descriptor >= 0:
                 os.close(descriptor)
         self.stdout_read = self.stderr_read = self.command = self.stdin = -1
-        if self._tree is None:
+        if self._tree is None and self._body >= 0:
             os.close(self._body)
+            self._body = -1
         if not self.leaf.wait_empty(KILL_BOUND):
             self.notes.append(f"processes {self.leaf.processes()} were still there {KILL_BOUND:g} s after they were killed")
         usage = self.leaf.usage()
@@ -240,11 +250,7 @@ class Sandboxes:
             leaf = self._tree.make_leaf(name, spec.cgroup)
         except OSError as error:
             raise LaunchFailed(step="cgroup", call="write", path=error.filename, errno=error.errno, hint=error.strerror) from None
-        try:
-            return Sandbox(name, leaf, self._slots, spec)
-        except BaseException:
-            leaf.remove()
-            raise
+        return Sandbox(name, leaf, self._slots, spec)
 
 
 async def _dispose(sandbox: Sandbox) -> None:

@@ -106,6 +106,8 @@ class ForkServer:
                 return await answer, ours
         except BaseException as error:
             ours.close()
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                os.close(answer.result())  # cancelled at the very moment at which it came
             if isinstance(error, TimeoutError):
                 raise LaunchFailed(step="clone", call="fork server", path=None, errno=ETIMEDOUT, hint="the host is overloaded") from None
             raise
@@ -193,7 +195,7 @@ class ForkServer:
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
         error = LaunchFailed(step="clone", call="fork server", path=None, errno=None, hint="the fork server is gone; make a new executor")
-        waiting: list[asyncio.Future[Any]] = [*self._answers.values(), self._ready]
+        waiting: list[asyncio.Future[Any]] = [*self._answers.values(), self._ready, *([self._probed] if self._probed else [])]
         for future in waiting:
             if not future.done():
                 future.set_exception(error)

@@ -70,6 +70,7 @@ def compile_policy(
         identity=host.identity,
         hostname=policy.hostname,
         loopback=policy.network is Network.LOOPBACK,
+        shm_bytes=policy.limits.memory,
         mechanisms=mechanisms_in_force(policy.limits, host),
     )
 

@@ -107,9 +107,8 @@ def _pinned(resolution: Resolution, identity: Identity, granted: Set[str]) -> tu
     """Binds of directories on themselves: a mount point cannot be renamed, and so what is protected below it cannot be replaced."""
     pins = []
     for place, around in resolution.pins:
-        owner = (around.uid, around.gid) if identity is Identity.RANGE else None
         if place.real not in granted:
-            pins.append(_bind(place, place.real, Access.RW, owner))
+            pins.append(_bind(place, place.real, Access.RW, _mapped_owner(around, Access.RW, identity)))
     return tuple(pins)
 
 

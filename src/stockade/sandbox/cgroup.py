@@ -61,7 +61,7 @@ def own_directory() -> str:
             hint="mount one: mount -t cgroup2 none /sys/fs/cgroup (or …/unified beside version 1)",
         )
     mount_point, root = found
-    if root not in ("/", path) and not path.startswith(root.rstrip("/") + "/"):
+    if path.startswith("/..") or (root not in ("/", path) and not path.startswith(root.rstrip("/") + "/")):
         raise HostUnfit(
             f"our cgroup {path!r} lies outside of what is mounted at {mount_point!r} ({root!r})",
             feature="cgroup2",
@@ -196,7 +196,7 @@ class Tree:
         try:
             directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.directory)
             for file, value in limit_files(limits):
-                write_file(directory, file, value)
+                _write_limit(directory, file, value)
         except BaseException:
             if directory >= 0:
                 os.close(directory)
@@ -232,6 +232,20 @@ def limit_files(limits: CgroupLimits) -> list[tuple[str, str]]:
         *(("io.max", line) for line in limits.io_max),
     ]
     return [(file, value) for file, value in rows if value is not None]
+
+
+def _write_limit(directory: int, file: str, value: str) -> None:
+    try:
+        write_file(directory, file, value)
+    except FileNotFoundError:
+        # A kernel without swap accounting has no such file, and where the host has no swap nothing is lost by that.
+        if file != "memory.swap.max" or _has_swap():
+            raise
+
+
+def _has_swap() -> bool:
+    with open("/proc/swaps", encoding="utf-8", errors="replace") as table:
+        return len(table.readlines()) > 1
 
 
 def choose_base(*, is_root: bool, wanted: str | None) -> str:
@@ -337,16 +351,20 @@ def _make_locked(base: str, path: str) -> int:
     """Makes a cgroup and locks it; where a sweeper was between the two, it is made again."""
     for _ in range(_ATTEMPTS):
         try:
-            os.mkdir(path, 0o755)
+            os.mkdir(path, 0o700)  # who can open it can hold its lock
             directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
         except OSError as error:
             raise _no_cgroup(base, error) from None
-        fcntl.flock(directory, fcntl.LOCK_EX)
-        if _is_same(directory, path):
-            return directory
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_same(directory, path):
+                return directory
+        except BlockingIOError:
+            pass  # a sweeper has it, and will remove it
         os.close(directory)
+        remove_tree(path)
     raise _no_cgroup(base, OSError(errno.EBUSY, "it was removed again and again"))
 
 

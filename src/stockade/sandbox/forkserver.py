@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 import prctl
 
+from stockade.errors import Protocol
 from stockade.sandbox import init, mounts, namespaces, privileges, protocol, rootfs, syscalls
 from stockade.sandbox.syscalls import KernelError
 
@@ -136,10 +137,11 @@ class ForkServer:
             pid, pidfd = self._clone(request, message, cgroup)
             request.report.close()
         except OSError as error:
-            call = getattr(error, "call", "system call")
             path = None if error.filename is None else os.fsdecode(error.filename)
-            answer = protocol.encode(REFUSED, sandbox=name, step=step, call=call, path=path, errno=error.errno)
-            protocol.send(self._channel, answer)
+            self._refuse(name, step, getattr(error, "call", "system call"), path, error.errno)
+            return
+        except (Protocol, LookupError, TypeError, ValueError) as error:  # one bad request must not end every other job
+            self._refuse(name, step, f"{type(error).__name__}: {error}"[:200], None, None)
             return
         finally:
             for tree in filter(None, sources or ()):
@@ -147,6 +149,10 @@ class ForkServer:
         self._inits[pidfd] = (name, pid)
         self._poll.register(pidfd, select.POLLIN)
         protocol.send(self._channel, protocol.encode(LAUNCHED, sandbox=name, pid=pid), (pidfd,))
+
+    def _refuse(self, name: str, step: str, call: str, path: str | None, errno: int | None) -> None:
+        shown = None if path is None else path.encode("utf-8", "backslashreplace").decode()[:1024]
+        protocol.send(self._channel, protocol.encode(REFUSED, sandbox=name, step=step, call=call, path=shown, errno=errno))
 
     def _clone(self, request: init.Request, message: dict[str, Any], cgroup: int) -> tuple[int, int]:
         """Clones init into its cgroup, gives it its ids, and lets it go."""

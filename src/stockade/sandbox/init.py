@@ -122,7 +122,7 @@ def main(request: Request, gate: int) -> NoReturn:
         sources = request.sources
         if sources is None:
             sources = rootfs.open_binds(spec["mounts"], None)
-        root = rootfs.build(spec["mounts"], sources)
+        root = rootfs.build(spec["mounts"], sources, shm_bytes=spec["shm_bytes"])
         os.umask(0o022)
     with channel.step("pivot"):
         rootfs.enter(root)
@@ -259,13 +259,13 @@ def _relay(channel: Channel, command: int) -> None:
         os._exit(1)  # the executor is gone
     try:
         number = int(protocol.decode(data)["signal"])
-    except (Protocol, KeyError, ValueError):
+    except (Protocol, KeyError, ValueError, TypeError):
         return
     is_fatal = _is_fatal(command, number)
     for each in (number, signal.SIGCONT) if number not in (signal.SIGSTOP, signal.SIGTSTP) else (number,):
         try:
             os.kill(-1, each)  # noqa: TID251 - -1 is the whole pid namespace, init excepted
-        except ProcessLookupError:
+        except OSError:  # nobody is left, or it is no signal: never a reason for init to go
             pass
     channel.say(protocol.SIGNALLED, signal=number, fatal=is_fatal)
 

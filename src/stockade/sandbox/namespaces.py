@@ -91,6 +91,21 @@ def forbid_nested_namespaces(proc: int) -> None:
             raise syscalls.KernelError("write", f"/proc/{path}", error.errno or 0) from None
 
 
+def bound_system_v_memory(proc: int, size: int) -> None:
+    """Bounds all System V shared memory of our ipc namespace to `size` bytes (kernel.shmall, in pages).
+
+    Before Linux 5.19 only the host's root may write it; there the kernel's own bound stays.
+    """
+    try:
+        descriptor = os.open("sys/kernel/shmall", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=proc)
+    except PermissionError:
+        return
+    try:
+        os.write(descriptor, str(max(1, size // os.sysconf("SC_PAGE_SIZE"))).encode())
+    finally:
+        os.close(descriptor)
+
+
 def _write(path: str, text: str) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)

@@ -42,7 +42,7 @@ PROC_MASKED = ("kcore", "keys", "key-users", "kmsg", "latency_stats", "sched_deb
 PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "pressure")
 
 
-def build(operations: list[list[Any]], sources: list[int | None]) -> int:
+def build(operations: list[list[Any]], sources: list[int | None], *, shm_bytes: int | None = None) -> int:
     """Makes the root and runs every operation in it; returns a descriptor of it, not yet pivoted into.
 
     `sources` holds, for each operation that is a bind, its detached copy (see `open_binds`).
@@ -57,7 +57,7 @@ def build(operations: list[list[Any]], sources: list[int | None]) -> int:
             mounts.attach(source, root, operation[1])
         else:
             _MAKE[operation[0]](root, operation)
-    _seal_proc(root)
+    _seal_proc(root, shm_bytes)
     return root
 
 
@@ -70,7 +70,8 @@ def open_binds(operations: list[list[Any]], idmap: Callable[[int, int], int] | N
     trees: list[int | None] = []
     try:
         for operation in operations:
-            trees.append(_open_bind(operation, idmap) if operation[0] == "bind" else None)
+            tree = _open_bind(operation, idmap) if operation[0] == "bind" else None
+            trees.append(tree)  # one by one: what was opened before a failure is closed
     except BaseException:
         for tree in filter(None, trees):
             os.close(tree)
@@ -167,7 +168,7 @@ def _proc(root: int, operation: list[Any]) -> None:
     os.close(mounts.mount_at(root, operation[1], "proc", PROC_FLAGS, PROC_OPTIONS))
 
 
-def _seal_proc(root: int) -> None:
+def _seal_proc(root: int, shm_bytes: int | None) -> None:
     """Forbids namespaces below ours, then covers the kernel's controls; last of all, because a detached mount is a namespace too.
 
     open_tree(2) with OPEN_TREE_CLONE counts against max_mnt_namespaces, so every copy is made before that becomes 0, and
@@ -186,6 +187,8 @@ def _seal_proc(root: int) -> None:
             else:
                 covers.append((name, mounts.detach_copy(null, read_only=True, device=True, recursive=False)))
         namespaces.forbid_nested_namespaces(proc)
+        if shm_bytes is not None:
+            namespaces.bound_system_v_memory(proc, shm_bytes)
         for name in directories:
             flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
             os.close(mounts.mount_at(proc, name, "tmpfs", flags, "size=4096,nr_inodes=2,mode=0555"))

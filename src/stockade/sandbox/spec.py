@@ -229,6 +229,7 @@ class SandboxSpec:
     identity: Identity
     hostname: str = "stockade"
     loopback: bool = True
+    shm_bytes: int | None = None  # of System V shared memory in all (kernel.shmall); None: the kernel's default
     mechanisms: tuple[tuple[str, str], ...] = field(default=())  # ("memory", "memory.cgroup") …, one a limit
 
     def describe(self) -> tuple[str, ...]:
@@ -255,7 +256,7 @@ class SandboxSpec:
     @property
     def shape(self) -> tuple[object, ...]:
         """What two specs must have in common for one sandbox to serve either: everything but the command."""
-        return (self.mounts, self.rlimits, self.cgroup, self.seccomp, self.identity, self.hostname, self.loopback)
+        return (self.mounts, self.rlimits, self.cgroup, self.seccomp, self.identity, self.hostname, self.loopback, self.shm_bytes)
 
     def wire(self) -> dict[str, Any]:
         """What init builds, as JSON-able lists and dicts; text is passed with surrogateescape."""
@@ -265,6 +266,7 @@ class SandboxSpec:
             "seccomp": self.seccomp,
             "hostname": self.hostname,
             "loopback": self.loopback,
+            "shm_bytes": self.shm_bytes,
             "uid": JOB_UID,
             "gid": JOB_GID,
         }

@@ -23,7 +23,7 @@ from stockade.bank.artifacts import ArtifactStore
 from stockade.bank.references import PREVIEW_CHARS, ArtifactKind, ContentType, Reference
 from stockade.bank.windows import DEFAULT_CHARS, MAX_CHARS, Page, Tail, clamp
 from stockade.config import Config
-from stockade.errors import Closed, InvalidRequest, StockadeError, UnknownJob
+from stockade.errors import Closed, InvalidRequest, StateError, UnknownJob
 from stockade.executor import Executor
 from stockade.jobs.records import JobRecord
 from stockade.jobs.starts import named
@@ -238,7 +238,7 @@ class BackgroundCommands:
         limit = clamp(checked("limit", _whole, limit), 1, MAX_CHARS)
         page: Page | None = None
         if not wire.is_waiting(await self._executor.get(task_id)):
-            with contextlib.suppress(StockadeError, OSError):  # its files are gone: an empty page
+            with contextlib.suppress(UnknownJob, StateError, OSError):  # its files are gone: an empty page
                 page = await self._executor.read(task_id, name, offset=offset, limit=limit)
         return wire.output_page(task_id, name, page, offset=offset, limit=limit)
 
@@ -316,7 +316,7 @@ class BackgroundCommands:
     async def _tails(self, task_id: str) -> dict[str, Tail]:
         tails: dict[str, Tail] = {}
         for stream in STREAMS:
-            with contextlib.suppress(StockadeError, OSError):  # its files are gone, which its status says in other ways
+            with contextlib.suppress(UnknownJob, StateError, OSError):  # its files are gone, which its status says in other ways
                 tails[stream] = await self._executor.tail(task_id, stream, chars=wire.TAIL_CHARS)
         return tails
 

@@ -16,7 +16,6 @@ same arguments are two operations.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -112,8 +111,6 @@ async def call(tool: Tool[Any], arguments: object, context: CallContext | None =
         return dict(await tool.operation(params, context or CallContext()))
     except StockadeError as error:
         return refusal(str(error))
-    except asyncio.CancelledError:
-        raise
     except Exception as error:  # noqa: BLE001 - a model can do nothing with a traceback, and its host must live on
         _LOG.exception("tool %s failed", tool.name)
         return refusal(f"{tool.name} failed inside: {error!r}. Nothing is known about its effect; look before you call it again.")

@@ -1,0 +1,63 @@
+"""Memory that no controller counts: each way to hold it is seen, and counted once. Runs where memory is sampled."""
+
+from __future__ import annotations
+
+import pytest
+
+from stockade import Executor, Policy
+from stockade.launcher.outcome import Exited, OutOfMemory
+from support.programs import python
+
+LIMIT = 96 << 20
+HOLD = "\nimport time; print('held', flush=True); time.sleep(5)"
+# Each takes about 256 MiB in another way, holds it for 5 s and ends by itself.
+WAYS = {
+    "heap": "data = bytearray(256 << 20)",
+    "memory files": "import os\nfor n in range(8):\n fd = os.memfd_create('x'); os.write(fd, bytes(32 << 20))",
+    "unlinked shared memory": "import os\nfor n in range(2):\n"
+    " fd = os.open('/dev/shm/x', os.O_CREAT | os.O_RDWR); os.unlink('/dev/shm/x')\n for _ in range(4): os.write(fd, bytes(32 << 20))",
+    "a file in /tmp": "f = open('/tmp/x', 'wb', 0)\nfor n in range(8): f.write(bytes(32 << 20))",
+    "children": "import os, time\nfor n in range(4):\n if os.fork() == 0:\n  data = bytearray(64 << 20); time.sleep(6); os._exit(0)",
+}
+SYSTEM_V = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.shmget(1, ctypes.c_size_t(256 << 20), 0o1600), os.strerror(ctypes.get_errno()))
+print(libc.shmget(2, ctypes.c_size_t(1 << 20), 0o1600) >= 0)
+"""
+
+
+def policy(memory: int) -> Policy:
+    return Policy(limits={"memory": memory, "tmp_size": "512M", "shm_size": "512M", "wall_time": 30})
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_memory_over_the_limit_ends_the_job_however_it_is_held(way: str) -> None:
+    async with Executor(policy(LIMIT)) as executor:
+        if ("memory", "memory.sampled") not in (await executor.explain(["/usr/bin/true"])).mechanisms:
+            pytest.skip("the kernel's controller counts memory on this host")
+        result = await executor.run(python(WAYS[way] + HOLD))
+    outcome = result.outcome
+    assert isinstance(outcome, OutOfMemory)
+    assert (outcome.limit, (outcome.peak or 0) > LIMIT) == (LIMIT, True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_same_program_within_its_limit_ends_by_itself(way: str) -> None:
+    async with Executor(policy(640 << 20)) as executor:
+        result = await executor.run(python(WAYS[way] + HOLD.replace("5", "0.3")))
+    assert (result.outcome, result.stdout) == (Exited(0), b"held\n")
+
+
+async def test_pages_that_processes_share_count_once() -> None:
+    share = "import mmap, os, time\nm = mmap.mmap(-1, 48 << 20); m.write(bytes(48 << 20))\nfor n in range(6):\n if os.fork() == 0:\n"
+    share += "  sum(m[i] for i in range(0, 48 << 20, 4096)); time.sleep(1); os._exit(0)\nfor n in range(6): os.wait()\nprint('done')"
+    async with Executor(policy(LIMIT)) as executor:
+        result = await executor.run(python(share))
+    assert (result.outcome, result.stdout) == (Exited(0), b"done\n")
+
+
+async def test_system_v_segments_are_bounded_by_the_memory_limit() -> None:
+    async with Executor(policy(LIMIT)) as executor:
+        result = await executor.run(python(SYSTEM_V))
+    assert result.stdout == b"-1 No space left on device\nTrue\n"
