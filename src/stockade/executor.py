@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -24,12 +23,13 @@ from stockade.config import Config, caller_environment, from_environment
 from stockade.errors import Closed, ExecutableNotFound, InvalidRequest, StockadeError, TooManyJobs
 from stockade.jobs.engine import Engine
 from stockade.jobs.recent import EVERY_SESSION, Counters, Session
-from stockade.jobs.records import HOST, Caller, JobRecord, Usage
+from stockade.jobs.records import HOST, Caller, JobRecord
 from stockade.jobs.requests import job_request
+from stockade.jobs.results import Result, whole_output
 from stockade.jobs.starts import Created
 from stockade.jobs.supervisor import LiveJob
 from stockade.launcher import lookup
-from stockade.launcher.outcome import Aborted, Exited, Killed, Outcome, signal_name
+from stockade.launcher.outcome import Aborted, Killed, signal_name
 from stockade.policy.admission import Admitted, admit
 from stockade.policy.command import Command, command
 from stockade.policy.compile import compile_policy
@@ -41,49 +41,6 @@ T = TypeVar("T")
 
 _NEVER_STARTED: Final = "cancelled before it was started"
 KILL_MARGIN: Final = 45.0  # seconds beyond the grace within which a killed job has settled
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A job that has settled, with what it wrote (bytes, up to the policy's cap)."""
-
-    record: JobRecord
-    stdout: bytes
-    stderr: bytes
-
-    @property
-    def id(self) -> str:
-        return self.record.id
-
-    @property
-    def outcome(self) -> Outcome:
-        """How it ended."""
-        assert self.record.outcome is not None
-        return self.record.outcome
-
-    @property
-    def exit_code(self) -> int | None:
-        """The command's own exit code; None where a signal ended it or nobody saw its end."""
-        return self.outcome.exit_code
-
-    @property
-    def signal(self) -> int | None:
-        """The number of the signal that ended the command, if one did."""
-        return self.outcome.signal
-
-    @property
-    def ok(self) -> bool:
-        """True where the command ended by itself with exit code 0."""
-        return isinstance(self.outcome, Exited) and self.outcome.exit_code == 0
-
-    @property
-    def usage(self) -> Usage:
-        return self.record.usage
-
-    @property
-    def isolation(self) -> Mapping[str, str]:
-        """Each layer and each limit, with the mechanism that was in force."""
-        return self.record.isolation
 
 
 class Job:
@@ -130,7 +87,7 @@ class Executor:
         """Raises: HostUnfit where this host cannot isolate, StateError where the state directory cannot be used."""
         if self._engine is not None or self._closing:
             raise Closed("this executor has been opened before", hint="make a new one")
-        self._engine = await Engine.open(self.config, self._on_lost)
+        self._engine = await Engine.open(self.config, self._on_lost, self._kill_for_peer)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -255,7 +212,7 @@ class Executor:
             known = self._errors.get(job_id)
             raise known if known is not None else StockadeError(record.error.message, hint=record.error.hint)
         engine = self._opened()
-        stdout, stderr = await engine.call(lambda: _whole_output(engine.bank.account(job_id)))
+        stdout, stderr = await engine.call(lambda: whole_output(engine.bank.account(job_id)))
         return Result(record, stdout, stderr)
 
     async def get(self, job_id: str, *, caller: Caller = HOST) -> JobRecord:
@@ -486,6 +443,11 @@ class Executor:
             raise Closed("the executor is not open", hint="use it as `async with Executor(policy) as executor`")
         return self._engine
 
+    async def _kill_for_peer(self, job_id: str, signal: int, grace: float | None) -> JobRecord:
+        """Another process of the same user asks, through the state directory."""
+        name = signal_name(signal) if isinstance(signal, int) else str(signal)
+        return await self.kill(job_id, signal=signal, grace=grace, reason=f"{name} through the state directory")
+
     def _on_lost(self) -> None:
         """The fork server is gone: its jobs die with it and settle by themselves; new ones are refused by its socket."""
 
@@ -504,19 +466,6 @@ async def run(argv: Sequence[str], policy: Policy, **parts: Any) -> Result:
     """Runs one command in an executor of its own; for scripts."""
     async with Executor(policy) as executor:
         return await executor.run(argv, **parts)
-
-
-def _whole_output(account: Account) -> tuple[bytes, bytes]:
-    texts = []
-    for name in account.streams:
-        reader, data = account.reader(name), bytearray()
-        while True:
-            page = reader.read_bytes(len(data) + reader.stream.extent().start)
-            data += page.data
-            if not page.data:
-                break
-        texts.append(bytes(data))
-    return texts[0], texts[1] if len(texts) > 1 else b""
 
 
 __all__ = ["Executor", "Job", "Result", "run"]

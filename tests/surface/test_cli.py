@@ -372,9 +372,6 @@ def test_a_running_job_is_seen_from_outside(tmp_path: Path, workspace: Path) -> 
         [job] = json.loads(stockade("ps", "--running", "--json", "--state-dir", state).stdout)
         with started("logs", "-f", job["id"], "--state-dir", state) as following:
             assert following.line() == b"begun"
-            killed = stockade("kill", job["id"], "--state-dir", state)
-            assert killed.returncode == 125
-            assert f"runs in process {running.process.pid}, and only".encode() in killed.stderr
             purged = stockade("purge", "--keep-count", "0", "--state-dir", state)
             assert purged.returncode == 125
             assert f"in use by the executor in process {running.process.pid}".encode() in purged.stderr
@@ -383,6 +380,22 @@ def test_a_running_job_is_seen_from_outside(tmp_path: Path, workspace: Path) -> 
             assert following.line() == b"went"
             assert following.end() == 0
         assert running.end() == 0
+
+
+def test_a_running_job_is_ended_from_outside(tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    with started("run", "--state-dir", state, "--grace", "0.2", "--", *python(STUBBORN)) as running:
+        assert running.line() == b"ready"
+        assert comes_true(lambda: b'"state": "running"' in stockade("ps", "--json", "--state-dir", state).stdout)
+        [job] = json.loads(stockade("ps", "--json", "--state-dir", state).stdout)
+        killed = stockade("kill", job["id"], "--signal", "2", "--state-dir", state)
+        assert (killed.returncode, killed.stderr) == (
+            0,
+            f"stockade: job {job['id']} killed: SIGINT through the state directory\n".encode(),
+        )
+        unknown = stockade("kill", "nosuchjob", "--state-dir", state)
+        assert (unknown.returncode, b"unknown job" in unknown.stderr) == (125, True)
+        assert running.end() == 137
 
 
 def test_a_job_whose_executor_was_killed_is_lost_and_not_running(tmp_path: Path) -> None:

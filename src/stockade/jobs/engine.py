@@ -19,6 +19,7 @@ from stockade.bank.artifacts import ArtifactStore
 from stockade.bank.bank import Bank
 from stockade.config import CgroupEntry, Config
 from stockade.errors import HostUnfit, PolicyError
+from stockade.jobs.control import ControlSocket, Kill
 from stockade.jobs.directory import StateDirectory
 from stockade.jobs.records import JobRecord
 from stockade.jobs.recovery import recover
@@ -60,8 +61,8 @@ class Engine:
         self.slots: IdSlots | None = None
 
     @classmethod
-    async def open(cls, config: Config, on_lost: Callable[[], None]) -> Engine:
-        """Opens all of it; `on_lost` is called when the fork server has gone.
+    async def open(cls, config: Config, on_lost: Callable[[], None], kill: Kill) -> Engine:
+        """Opens all of it; `on_lost` is called when the fork server has gone, `kill` when another process asks for it.
 
         Raises: HostUnfit, StateError; nothing is left open then.
         """
@@ -69,6 +70,9 @@ class Engine:
         try:
             await engine.call(engine._open_places)
             await engine._start_server(on_lost)
+            control = ControlSocket(engine._state.layout, kill)
+            await control.open()
+            engine._closing.push_async_callback(control.close)
         except BaseException:
             await engine.close()
             raise

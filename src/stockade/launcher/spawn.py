@@ -249,6 +249,7 @@ def _popen_isolated(
             stdout=stdout,
             stderr=stderr,
             pass_fds=pass_fds,
+            start_new_session=True,  # Ctrl-C is for us to handle, also while it starts
         )
     except OSError as error:
         raise HostUnfit(

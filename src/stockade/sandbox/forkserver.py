@@ -240,7 +240,6 @@ def main() -> NoReturn:
     is_root = sys.argv[4] == "range"
     os.write(own_cgroup, b"0")
     os.close(own_cgroup)
-    os.setsid()  # Ctrl-C is the executor's to handle
     privileges.default_signals()
     if is_root:
         prctl.set_dumpable(0)

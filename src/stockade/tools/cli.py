@@ -182,12 +182,18 @@ def logs(
     return 0
 
 
-@app.command(short_help="Say how to end a job.")
-def kill(job: JobArgument, state_dir: StateDir = None) -> int:
-    """Say how to end a job: only the process that started it can, and this says which one that is."""
-    from stockade.tools.state import find_layout, refuse_kill
+@app.command(short_help="End a job of a running executor.")
+def kill(
+    job: JobArgument,
+    state_dir: StateDir = None,
+    signal: Annotated[int, typer.Option("--signal", metavar="N", min=1, max=64, help="The first signal.")] = 15,
+    grace: Annotated[float | None, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="Between it and SIGKILL.")] = None,
+) -> int:
+    """Have the executor that runs a job end it, wait until it has ended, and say how."""
+    from stockade.tools.state import find_layout, kill_job
 
-    _say(f"stockade: job {job} has ended already: {refuse_kill(find_layout(state_dir), job)}")
+    was_running, sentence = kill_job(find_layout(state_dir), job, signal=signal, grace=grace)
+    _say(f"stockade: job {job} {'' if was_running else 'has ended already: '}{sentence}")
     return 0
 
 

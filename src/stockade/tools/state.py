@@ -1,6 +1,6 @@
-"""What can be asked of a state directory from outside of its executor: `ps`, `show`, `logs` and `purge`.
+"""What can be asked of a state directory from outside of its executor: `ps`, `show`, `logs`, `kill` and `purge`.
 
-All but `purge` only read, while an executor runs there and after it died.
+The first three only read, while an executor runs there and after it died; `kill` asks the one that runs, `purge` needs that none does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from stockade.bank.retention import select as select_kept
 from stockade.bank.windows import StreamReader
 from stockade.config import from_environment
 from stockade.errors import InvalidRequest, StateError, StockadeError, UnknownJob
+from stockade.jobs.control import ask_to_kill
 from stockade.jobs.directory import Layout, Owner, StateDirectory, living_owner, look
 from stockade.jobs.reader import MOST_ROWS, StoreReader
 from stockade.jobs.records import JobRecord
@@ -81,16 +82,15 @@ def see_job(layout: Layout, job_id: str) -> tuple[Seen, JobRecord]:
     return seen, seen.records[0]
 
 
-def refuse_kill(layout: Layout, job_id: str) -> str:
-    """Says that the job has ended; where it runs, only its own executor can end it. Raises: UnknownJob, StockadeError."""
+def kill_job(layout: Layout, job_id: str, *, signal: int, grace: float | None) -> tuple[bool, str]:
+    """Has the executor that runs a job end it: whether it was running, and how it ended.
+
+    Raises: UnknownJob; StockadeError where its executor refuses or does not answer.
+    """
     seen, record = see_job(layout, job_id)
     if not seen.is_alive(record):
-        return seen.standing(record)
-    where = f"process {seen.owner.pid}" if seen.owner is not None and seen.owner.pid is not None else "another process"
-    raise StockadeError(
-        f"job {job_id!r} runs in {where}, and only the process that started it can end it",
-        hint="end it there; where that process is a `stockade run`, SIGTERM to it ends the job",
-    )
+        return False, seen.standing(record)
+    return True, ask_to_kill(layout, job_id, signal=signal, grace=grace)
 
 
 def show_log(layout: Layout, job_id: str, stream: str, *, follow: bool, lines: int | None, exact: bool) -> str | None:

@@ -113,6 +113,7 @@ def test_the_plan_of_an_ordinary_job():
         identity=Identity.RANGE,
         hostname="stockade",
         loopback=True,
+        shm_bytes=512 * MiB,
         mechanisms=(
             ("disk", "disk.tmpfs"),
             ("kill", "kill.cgroup"),
