@@ -353,9 +353,11 @@ async def test_closing_twice_and_at_once_is_closing_once() -> None:
 async def test_a_close_that_is_cancelled_closes_all_the_same() -> None:
     executor = Executor(build_policy())
     await executor.__aenter__()
-    await executor.start(python(STUBBORN))
+    job = await executor.start(python(STUBBORN))
+    await until_ready(executor, job)
     closing = asyncio.create_task(executor.close())
-    await asyncio.sleep(0.05)
+    while (await executor.get(job.id)).state is not JobState.STOPPING:
+        await asyncio.sleep(0)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing

@@ -1,0 +1,55 @@
+"""What the README says is true: its examples run, its tables are the code's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stockade.policy.files import load_policy
+from stockade.tools import exit_codes
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+SAID = ("b'hi\\n' 0 exit 0", "b'begun\\n'", "exited 0")
+
+
+@pytest.mark.parametrize(("example", "says"), list(zip(EXAMPLES, SAID, strict=True)), ids=["run", "background", "agents"])
+def test_each_example_runs(example: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    source = example.replace("/srv/project", str(tmp_path / "project")).replace("/var/lib/stockade", str(tmp_path / "state"))
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", source], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert says in ran.stdout
+
+
+def test_the_policy_file_is_one() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    assert load_policy(text, origin="README").limits.memory == 512 << 20
+
+
+def test_the_tree_is_the_tree() -> None:
+    (tree,) = re.findall(r"```\nsrc/stockade/\n(.*?)```", README, re.DOTALL)
+    named = {name for line in tree.splitlines() for name in re.findall(r"^  (\w+/|\w+\.py)|(?<= )(\w+\.py)", line)}
+    names = {part.rstrip("/") for pair in named for part in pair if part}
+    present = {path.name for path in (ROOT / "src" / "stockade").iterdir() if not path.name.startswith("__")}
+    assert names == present
+    for directory in re.findall(r"^(\w+)/ ", tree, re.MULTILINE):
+        assert (ROOT / directory).is_dir()
+
+
+def test_the_exit_codes_are_those_of_the_command_line() -> None:
+    (table,) = re.findall(r"\| exit code \| meaning \|\n\|---\|---\|\n(.*?)\n\n", README, re.DOTALL)
+    named = {code for row in table.splitlines() for code in row.split("|")[1].strip().split(", ")}
+    assert named == {code for code, _ in exit_codes.TABLE}
+
+
+def test_every_error_is_in_the_table() -> None:
+    from stockade import errors
+
+    public = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.StockadeError)}
+    assert {name for name in public - {"StockadeError", "Protocol"} if f"`{name}`" not in README} == set()
