@@ -300,6 +300,10 @@ class Executor:
         """A window of a stream's bytes. Raises: UnknownJob, InvalidRequest."""
         return await self._read(job_id, caller, lambda account: account.reader(stream).read_bytes(offset, limit))
 
+    async def files(self, job_id: str, stream: str = "stdout", *, caller: Caller = HOST) -> tuple[str, ...]:
+        """The files on this host that hold a stream, oldest first; more than one where only its tail is kept. Raises: UnknownJob."""
+        return await self._read(job_id, caller, lambda account: account.reader(stream).stream.paths)
+
     async def read_new(
         self, job_id: str, stream: str = "stdout", *, reader: str = SHARED, limit: int = DEFAULT_CHARS, caller: Caller = HOST
     ) -> Increment:

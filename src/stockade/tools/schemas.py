@@ -16,6 +16,7 @@ same arguments are two operations.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -53,9 +54,10 @@ P = TypeVar("P", bound=Params)
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What the host says about a call, which the model cannot: whose conversation it is part of."""
+    """What the host says about a call, which the model cannot: whose conversation it is part of, and that it is called off."""
 
     session_id: str | None = None
+    abort: asyncio.Event | None = None
 
 
 @dataclass(frozen=True, slots=True)
