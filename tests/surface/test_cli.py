@@ -414,7 +414,7 @@ def test_a_job_whose_executor_was_killed_is_lost_and_not_running(tmp_path: Path)
     # The next executor there clears up after it.
     assert stockade("run", "--state-dir", state, "--", "true").returncode == 0
     assert no_processes_left()
-    assert b"lost: the executor died while the job was running" in stockade("show", job["id"], "--state-dir", state).stdout
+    assert b"lost: the executor died with the job last recorded as running" in stockade("show", job["id"], "--state-dir", state).stdout
 
 
 def test_a_reader_of_logs_that_goes_away_is_noticed(tmp_path: Path, workspace: Path) -> None:

@@ -1,9 +1,8 @@
 """What jobs leave behind on disk: a private directory for each job, created exclusively, and a file for each of its
 streams (U-15).
 
-    <root>/jobs/<job>/account.json       what was agreed: streams, cap, overflow
-    <root>/jobs/<job>/open               there while the job may still write
-    <root>/jobs/<job>/<stream>.0.log     the bytes, and beside them `.marks`, an index that can be made again
+    <root>/jobs/<job>/account.json       what was agreed: streams, cap, overflow; named `open` while the job may still write
+    <root>/jobs/<job>/<stream>.0.log     the bytes, and beside longer ones `.marks`, an index that can be made again
     <root>/artifacts/                    see `artifacts`
     <root>/trash/                        on its way out: moved here first, so that a reader sees a job whole or not at
     all
@@ -35,7 +34,7 @@ from stockade.bank.private import (
     open_private_child,
     open_private_root,
     read_small,
-    replace_file,
+    write_all,
 )
 from stockade.bank.retention import Kept
 from stockade.bank.streams import Overflow, SinkFailed, Stream, StreamWriter
@@ -153,10 +152,10 @@ class Account:
         self._directory.close()
 
     def _stamp(self) -> None:
-        os.utime(_TERMS, dir_fd=self._directory.fd, follow_symlinks=False)
+        os.utime(_OPEN, dir_fd=self._directory.fd, follow_symlinks=False)
 
     def _unmark(self) -> None:
-        os.unlink(_OPEN, dir_fd=self._directory.fd)
+        os.rename(_OPEN, _TERMS, src_dir_fd=self._directory.fd, dst_dir_fd=self._directory.fd)
 
 
 class Bank:
@@ -196,8 +195,11 @@ class Bank:
         directory = create_private_child(self._jobs, job_id)
         made: dict[str, tuple[Stream, StreamWriter]] = {}
         try:
-            os.close(create_file(directory, _OPEN))
-            replace_file(directory, _TERMS, terms.model_dump_json().encode())
+            opened = create_file(directory, _OPEN)
+            try:
+                write_all(opened, terms.model_dump_json().encode())
+            finally:
+                os.close(opened)
             for name in streams:
                 made[name] = Stream.create(directory, name, cap=cap, overflow=overflow)
         except OSError as error:
@@ -344,7 +346,8 @@ def _reporting_to(bank: Bank) -> Callable[[Account], None]:
 
 
 def _read_terms(directory: Directory, job_id: str) -> Terms | None:
-    data = read_small(directory, _TERMS, 65_536)
+    # In this order: when it is closed meanwhile, the second name is there.
+    data = read_small(directory, _OPEN, 65_536) or read_small(directory, _TERMS, 65_536)
     try:
         terms = Terms.model_validate(json.loads(data)) if data is not None else None
     except ValueError:

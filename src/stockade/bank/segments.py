@@ -28,6 +28,7 @@ class Segment:
     marks: str
     fd: int | None = None
     marks_fd: int | None = None
+    keeps_marks: bool = True
 
 
 class Segments:
@@ -58,10 +59,6 @@ class Segments:
             os.close(segment.fd)
             os.unlink(segment.log, dir_fd=self._directory.fd)
             raise
-        try:
-            segment.marks_fd = create_file(self._directory, segment.marks, append=True)
-        except OSError:
-            pass  # The marks can be made again from the bytes.
         self._unwritten = [mark]
         with self._lock:
             self._rows.append(segment)
@@ -80,13 +77,18 @@ class Segments:
 
     def _write_marks(self) -> None:
         segment = self._rows[-1]
-        if segment.marks_fd is not None:
+        # A short stream, as most are, has but the mark of its beginning, which needs no file.
+        if self._unwritten and segment.keeps_marks and (segment.marks_fd is not None or segment.start or len(self._unwritten) > 1):
             try:
+                if segment.marks_fd is None:
+                    segment.marks_fd = create_file(self._directory, segment.marks, append=True)
                 write_all(segment.marks_fd, pack(self._unwritten))
             except OSError:
-                # A sidecar with a hole would lie; one that ends early only costs a reader some time.
-                os.close(segment.marks_fd)
-                segment.marks_fd = None
+                # A sidecar with a hole would lie; one that is missing or ends early only costs a reader some time.
+                segment.keeps_marks = False
+                if segment.marks_fd is not None:
+                    os.close(segment.marks_fd)
+                    segment.marks_fd = None
         self._unwritten = []
 
     def vanished(self) -> bool:

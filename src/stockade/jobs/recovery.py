@@ -54,7 +54,7 @@ def _lost(record: JobRecord, account: Callable[[JobRecord], JobRecord] | None, e
         state=JobState.LOST,
         error=JobError(
             code="lost",
-            message=f"the executor died while the job was {record.state}; nobody saw how it ended",
+            message=f"the executor died with the job last recorded as {record.state}; nobody saw how it ended",
             hint="output that was banked before is kept and readable; start the job again if its end matters",
         ),
         ended_at=ended_at,

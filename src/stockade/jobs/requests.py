@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 from typing import Final
 
 from stockade.errors import StockadeError
@@ -26,13 +28,29 @@ def job_request(
         owner=owner,
         session=session,
         key=key,
-        policy=_digest(admitted.policy),
+        policy=_digest_of(_Same(admitted.policy)),
         isolation={} if planned is None else _isolation(planned),
     )
 
 
-def _digest(policy: Policy) -> str:
-    return hashlib.sha256(policy.model_dump_json().encode()).hexdigest()[:16]
+class _Same:
+    """A policy as a key by identity: most jobs of an executor have the very same one, and it is frozen."""
+
+    def __init__(self, value: Policy) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of(policy: _Same) -> str:
+    fields = policy.value.model_dump(mode="json")
+    fields["require"] = sorted(fields["require"])  # a set has another order in each process
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _isolation(spec: SandboxSpec) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import signal
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from stockade.sandbox import cgroup
 from stockade.sandbox.spec import SandboxSpec
 
 P = ParamSpec("P")
+_log = logging.getLogger(__name__)
 
 DRAIN: Final = 5.0  # seconds that a stream may stay open after the last process of its job is gone
 
@@ -81,6 +83,15 @@ class LiveJob:
 
     async def run(self) -> JobRecord:
         """Lives it to the end; never raises but for cancellation, and returns the settled record."""
+        try:
+            return await self._live()
+        except Exception as error:  # noqa: BLE001 - a bug of ours: whoever waits must not wait for ever, and nothing may be left
+            _log.exception("job %s ended by an internal error", self.id)
+            await self._clean_up()
+            message = f"internal error: {type(error).__name__}: {error}"
+            return await self._committed(JobError(code="lost", message=message, hint="please report it"), None)
+
+    async def _live(self) -> JobRecord:
         try:
             tree = await self._launch()
         except (StockadeError, OSError) as error:

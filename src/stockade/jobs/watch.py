@@ -23,7 +23,10 @@ async def watch_limits(job: LiveJob, tree: ProcessTree) -> None:
     looks = samples_memory or limits.cpu_time is not None or limits.idle_time is not None
     began = time.monotonic()
     deadline = None if limits.wall_time is None else began + limits.wall_time
+    now = began
     while True:
+        pause = PERIOD if looks else 3600.0
+        await asyncio.sleep(pause if deadline is None else max(0.0, min(pause, deadline - now)))
         now = time.monotonic()
         if deadline is not None and now >= deadline:
             assert limits.wall_time is not None
@@ -34,8 +37,6 @@ async def watch_limits(job: LiveJob, tree: ProcessTree) -> None:
                 return
         except OSError:
             pass  # no descriptor was free, say; the next look comes soon
-        pause = PERIOD if looks else 3600.0
-        await asyncio.sleep(pause if deadline is None else max(0.0, min(pause, deadline - now)))
 
 
 async def _look(job: LiveJob, tree: ProcessTree, began: float, *, samples_memory: bool) -> bool:
@@ -52,6 +53,6 @@ async def _look(job: LiveJob, tree: ProcessTree, began: float, *, samples_memory
         held = await job.engine.call(tree_memory, tree.leaf, limits.memory)
         job.peak_sample = max(held, job.peak_sample or 0)
         if held > limits.memory:
-            processes = len(await job.engine.call(tree.leaf.processes))
+            processes = len(await job.engine.call(tree.leaf.processes)) - 1  # init is none of the job's
             return job.ending.ask(OutOfMemory(limit=limits.memory, peak=held, processes=processes))
     return False

@@ -138,7 +138,7 @@ def test_jobs_of_a_dead_executor_are_lost_and_say_so(store: Store, make: Any, st
     assert [(record.id, record.state, record.stdout_bytes, record.ended_at) for record in lost] == [(left.id, JobState.LOST, 9, 5000.0)]
     assert lost[0].error is not None
     assert lost[0].error.code == "lost"
-    assert f"died while the job was {state}" in lost[0].error.message
+    assert f"died with the job last recorded as {state}" in lost[0].error.message
     assert "banked" in str(lost[0].error.hint)
     with StoreReader.open(store.path) as reader:
         assert [reader.get(record.id) for record in (ended, left, ours)] == [ended, lost[0], ours]
