@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
-from stockade.sandbox import cgroup
+from stockade.sandbox import cgroup, delegation
 from support.leaks import Leftovers
 
 SETTLE = 10.0  # seconds within which what a test made must be gone
@@ -25,8 +25,8 @@ SETTLE = 10.0  # seconds within which what a test made must be gone
 @pytest.fixture(scope="session", autouse=True)
 def _own_places() -> Iterator[None]:
     """A cgroup and a temporary directory of this run's own, so that what is left can be told from what others do."""
-    base = cgroup.choose_base(is_root=os.geteuid() == 0, wanted=os.environ.get("STOCKADE_CGROUP"))
-    cgroup.step_aside(base)
+    base = delegation.choose_base(is_root=os.geteuid() == 0, wanted=os.environ.get("STOCKADE_CGROUP"))
+    delegation.step_aside(base)
     own = f"{base}/tests-{os.getpid()}"
     os.mkdir(own)
     cgroup.enable_controllers(base)

@@ -21,7 +21,7 @@ from stockade.executor import Executor
 from stockade.launcher import host, spawn
 from stockade.launcher.idslots import FIRST_ID, LOCK_DIRECTORY, SLOT_SIZE, IdSlots, caller_map, range_map
 from stockade.policy.model import Policy
-from stockade.sandbox import cgroup, features, hostfacts, syscall_tables
+from stockade.sandbox import delegation, features, hostfacts, syscall_tables
 from stockade.sandbox.causes import Failure, cause_of, refused_cgroup
 from stockade.sandbox.hostfacts import Facts
 from stockade.sandbox.spec import JOB_GID, JOB_UID, Identity
@@ -139,8 +139,8 @@ def _cgroup_base(config: Config, facts: Facts, *, is_root: bool) -> tuple[str | 
     """Where an executor's cgroup is made; moves us out of its way there, as an executor does."""
     name = "cgroup.base"
     try:
-        base = cgroup.choose_base(is_root=is_root, wanted=config.cgroup)
-        cgroup.step_aside(base)
+        base = delegation.choose_base(is_root=is_root, wanted=config.cgroup)
+        delegation.step_aside(base)
     except HostUnfit as error:
         cause = refused_cgroup(error, facts)
         return None, Check(name, False, error.message, cause.text, cause.fix)

@@ -15,7 +15,7 @@ import pytest
 
 from stockade import doctor
 from stockade.config import Config, from_environment
-from stockade.sandbox import cgroup, features, hostfacts, seccomp
+from stockade.sandbox import cgroup, delegation, features, hostfacts, seccomp
 
 EXAMINE = "import asyncio, json; from stockade import doctor, config; "
 EXAMINE += "print(json.dumps(asyncio.run(doctor.examine(config.from_environment())).to_json()))"
@@ -117,7 +117,7 @@ def test_a_read_only_proc_is_told(own_cgroup: str) -> None:
 
 
 def test_a_read_only_cgroup_file_system_is_told(own_cgroup: str) -> None:
-    top = cgroup.topmost(own_cgroup)
+    top = delegation.topmost(own_cgroup)
     report = examined("unshare", "-m", setup=f"mount -o remount,bind,ro {top}", cgroup=own_cgroup)
     cause = f"the cgroup2 file system at {top} is mounted read-only"
     assert failed(report) == {"cgroup": cause, "sealed job": cause}

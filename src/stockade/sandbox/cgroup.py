@@ -1,6 +1,6 @@
-"""Control groups, version 2: where ours may be made, one fresh leaf a job, its limits, its counters, and its end.
+"""Control groups, version 2: an executor's own, one fresh leaf a job, its limits, its counters, and its end.
 
-The mount is found in mountinfo, never assumed: on hybrid hosts it is not /sys/fs/cgroup. A leaf is written before anybody enters
+A leaf is written before anybody enters
 and never used twice: a cgroup that was killed once kills whatever is later cloned into it.
 
 Rests on the kernel's cgroup-v2 documentation; cgroup.kill is 5.14, memory.peak 5.19, pids.peak 6.1.
@@ -15,59 +15,15 @@ import select
 import time
 from dataclasses import dataclass
 
-from stockade.errors import HostUnfit
+from stockade.sandbox.delegation import SUPERVISOR, no_cgroup
 from stockade.sandbox.spec import CgroupLimits
 
 CONTROLLERS = ("memory", "pids", "cpu", "io", "cpuset")
-SUPERVISOR = "stockade-supervisor"  # where an executor's own process goes when it stands in the way of delegation
 PREFIX = "stockade-"
 _ATTEMPTS = 10
 _RETRY = 0.5  # seconds between two writes to cgroup.kill
 _REMOVE_BOUND = 10.0  # seconds within which a tree that was killed must be empty
 _CPU_PERIOD = 100_000  # microseconds; the kernel's default
-
-
-def find_mount(mountinfo: str) -> tuple[str, str] | None:
-    """(mount point, root of the mount) of the first cgroup2 file system in the text of /proc/self/mountinfo, or None."""
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        if right.split(" ", 1)[0] == "cgroup2":
-            fields = left.split(" ")
-            return fields[4], fields[3]
-    return None
-
-
-def own_path(proc_cgroup: str) -> str | None:
-    """Our own cgroup, from the text of /proc/self/cgroup: the line of hierarchy 0 (cgroups(7))."""
-    for line in proc_cgroup.splitlines():
-        if line.startswith("0::"):
-            return line[3:]
-    return None
-
-
-def own_directory() -> str:
-    """The directory of our own cgroup.
-
-    Raises: HostUnfit, where no cgroup2 file system is mounted or ours lies outside of what is mounted.
-    """
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-        found = find_mount(table.read())
-    with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as table:
-        path = own_path(table.read())
-    if found is None or path is None:
-        raise HostUnfit(
-            "no cgroup2 file system is mounted",
-            feature="cgroup2",
-            hint="mount one: mount -t cgroup2 none /sys/fs/cgroup (or …/unified beside version 1)",
-        )
-    mount_point, root = found
-    if path.startswith("/..") or (root not in ("/", path) and not path.startswith(root.rstrip("/") + "/")):
-        raise HostUnfit(
-            f"our cgroup {path!r} lies outside of what is mounted at {mount_point!r} ({root!r})",
-            feature="cgroup2",
-            hint="give the container its own cgroup namespace (--cgroupns=private)",
-        )
-    return os.path.normpath(f"{mount_point}/{path if root == '/' else path[len(root) :]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,36 +204,6 @@ def _has_swap() -> bool:
         return len(table.readlines()) > 1
 
 
-def choose_base(*, is_root: bool, wanted: str | None) -> str:
-    """Where an executor's cgroup is made: `wanted`, else our own cgroup where it has been delegated to us, else (as root) its root.
-
-    Raises: HostUnfit, where no place can be written to, with the way out.
-    """
-    if wanted is not None:
-        return os.path.normpath(wanted)
-    own = own_directory()
-    if os.path.basename(own) == SUPERVISOR:
-        own = os.path.dirname(own)
-    if is_root and not _is_delegated(own):
-        return topmost(own)
-    if not os.access(own, os.W_OK | os.X_OK) or not os.access(f"{own}/cgroup.procs", os.W_OK):
-        raise _no_cgroup(own, PermissionError(errno.EACCES, "not writable"))
-    return own
-
-
-def step_aside(base: str) -> None:
-    """Moves this process out of `base`, where it sits there, so that controllers can be turned on below it.
-
-    Only the root cgroup may have processes and controllers at once ("no internal processes"). What else sits there stays.
-    """
-    if own_directory() != os.path.normpath(base) or not os.path.exists(f"{base}/cgroup.type"):
-        return
-    aside = f"{base}/{SUPERVISOR}"
-    os.makedirs(aside, exist_ok=True)
-    with open(f"{aside}/cgroup.procs", "w", encoding="ascii") as procs:
-        procs.write(str(os.getpid()))
-
-
 def enable_controllers(path: str) -> frozenset[str]:
     """Turns on, for the children of a cgroup, each controller that it has; returns those that are on."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -356,7 +282,7 @@ def _make_locked(base: str, path: str) -> int:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise _no_cgroup(base, error) from None
+            raise no_cgroup(base, error) from None
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_same(directory, path):
@@ -365,7 +291,7 @@ def _make_locked(base: str, path: str) -> int:
             pass  # a sweeper has it, and will remove it
         os.close(directory)
         remove_tree(path)
-    raise _no_cgroup(base, OSError(errno.EBUSY, "it was removed again and again"))
+    raise no_cgroup(base, OSError(errno.EBUSY, "it was removed again and again"))
 
 
 def _is_same(directory: int, path: str) -> bool:
@@ -402,35 +328,6 @@ def write_file(directory: int, name: str, text: str) -> None:
             os.close(descriptor)
     except OSError as error:
         raise OSError(error.errno, f"{os.strerror(error.errno or 0)}, value {text!r}", name) from None
-
-
-def _no_cgroup(base: str, error: OSError) -> HostUnfit:
-    read_only = error.errno == errno.EROFS
-    hint = (
-        "the cgroup file system is read-only here; in a container give it its own, writable one"
-        if read_only
-        else "start under a delegated cgroup: systemd-run --user --scope -p Delegate=yes -- COMMAND"
-    )
-    return HostUnfit(f"no cgroup can be made in {base!r}: {error.strerror}", feature="cgroup.delegation", hint=hint)
-
-
-def _is_delegated(path: str) -> bool:
-    """True where systemd says that this cgroup is ours to divide (Delegate=yes sets an extended attribute)."""
-    for name in ("user.delegate", "trusted.delegate"):
-        try:
-            if os.getxattr(path, name) == b"1":
-                return True
-        except OSError:
-            continue
-    return False
-
-
-def topmost(own: str) -> str:
-    """The topmost cgroup of the hierarchy that is in sight: the mount point, which has no cgroup.type when it is the real root."""
-    top = own
-    while os.path.exists(f"{os.path.dirname(top)}/cgroup.procs"):
-        top = os.path.dirname(top)
-    return top
 
 
 def _flat(text: str) -> dict[str, int]:

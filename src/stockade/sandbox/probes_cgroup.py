@@ -17,7 +17,7 @@ from errno import ENOENT
 from functools import partial
 
 from stockade.errors import HostUnfit
-from stockade.sandbox import cgroup, hostfacts, syscalls
+from stockade.sandbox import cgroup, delegation, hostfacts, syscalls
 from stockade.sandbox.causes import missing_controller, refused_cgroup
 from stockade.sandbox.spec import CgroupLimits, MiB
 from stockade.sandbox.trial import BOUND, Child, Died, Explained, NoEffect, NotApplicable, Probe, Setting, in_child, wait_for_end_of
@@ -145,7 +145,7 @@ def _clone_from(server: cgroup.Leaf, leaf: cgroup.Leaf) -> str:
 
 def _own_cgroup() -> str:
     with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as table:
-        return cgroup.own_path(table.read()) or ""
+        return delegation.own_path(table.read()) or ""
 
 
 def _killed_once(setting: Setting) -> str:
@@ -239,7 +239,7 @@ def _controller(name: str, setting: Setting) -> str:
                 name,
                 hostfacts.collect(),
                 base=setting.cgroup,
-                top=_words(f"{cgroup.topmost(setting.cgroup)}/cgroup.controllers"),
+                top=_words(f"{delegation.topmost(setting.cgroup)}/cgroup.controllers"),
                 available=_words(f"{setting.cgroup}/cgroup.controllers"),
                 busy=len(_words(f"{setting.cgroup}/cgroup.procs")),
             )

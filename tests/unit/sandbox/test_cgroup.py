@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stockade.errors import HostUnfit
-from stockade.sandbox import cgroup
+from stockade.sandbox import cgroup, delegation
 from stockade.sandbox.spec import CgroupLimits, MiB
 
 HYBRID = """\
@@ -31,19 +31,19 @@ def leaf(tmp_path: Path) -> Iterator[cgroup.Leaf]:
 
 
 def test_the_mount_is_found_on_a_hybrid_host() -> None:
-    assert cgroup.find_mount(HYBRID) == ("/sys/fs/cgroup/unified", "/")
+    assert delegation.find_mount(HYBRID) == ("/sys/fs/cgroup/unified", "/")
 
 
 def test_the_root_of_a_mount_is_told() -> None:
-    assert cgroup.find_mount(PRIVATE) == ("/sys/fs/cgroup", "/docker/abc")
+    assert delegation.find_mount(PRIVATE) == ("/sys/fs/cgroup", "/docker/abc")
 
 
 def test_a_host_without_cgroup2_has_no_mount() -> None:
-    assert cgroup.find_mount(HYBRID.splitlines()[1]) is None
+    assert delegation.find_mount(HYBRID.splitlines()[1]) is None
 
 
 def test_our_own_cgroup_is_that_of_hierarchy_0() -> None:
-    assert cgroup.own_path("9:name=systemd:/\n4:memory:/x\n0::/user.slice/a\n") == "/user.slice/a"
+    assert delegation.own_path("9:name=systemd:/\n4:memory:/x\n0::/user.slice/a\n") == "/user.slice/a"
 
 
 def test_limits_are_written_in_the_units_of_the_kernel_and_bars_come_first() -> None:
