@@ -1,16 +1,18 @@
 """What holds for every test: nothing may be left behind, and the event loop may not be blocked.
 
-KERNEL_MUST_WORK=1 (set by scripts/test) turns a host that cannot sandbox into failures instead of skips.
+KERNEL_MUST_WORK=1 (set by scripts/test) turns a host that cannot sandbox into failures instead of skips: then nothing may be skipped
+but for the want of an optional program that the reason names.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,37 @@ from stockade.sandbox import cgroup, delegation
 from support.leaks import Leftovers
 
 SETTLE = 10.0  # seconds within which what a test made must be gone
+OPTIONAL = {
+    "g++",
+    "gcc",
+    "git",
+    "go",
+    "java",
+    "javac",
+    "make",
+    "node",
+    "perl",
+    "rustc",
+    "sqlite3",
+}  # what tests/kernel/test_toolchains.py tries
+_WANT = re.compile(r"(?:Skipped: )?not installed below /usr: ([\w+]+(?:, [\w+]+)*)")
+
+
+def may_skip(reason: str) -> bool:
+    """True where the reason is that optional programs are missing, each of them named."""
+    found = _WANT.fullmatch(reason)
+    return found is not None and set(found[1].split(", ")) <= OPTIONAL
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if os.environ.get("KERNEL_MUST_WORK") == "1" and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not may_skip(reason):
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} may not be skipped under KERNEL_MUST_WORK=1: {reason}"
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

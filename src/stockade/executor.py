@@ -1,6 +1,6 @@
 """The library's front door: an `Executor` runs commands under a policy and remembers how each of them ended.
 
-    async with Executor(profile("untrusted", workspace="/work/project")) as executor:
+    async with Executor(profile("untrusted", workspace="/srv/project")) as executor:
         result = await executor.run(["python3", "-c", "print('hi')"])
 
 One executor owns one state directory, one fork server and one cgroup. It belongs to one event loop; its records may be read from
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
@@ -18,9 +20,11 @@ from typing import Any, Final, ParamSpec, TypeVar
 from stockade.bank.artifacts import ArtifactStore
 from stockade.bank.bank import Account
 from stockade.bank.cursors import SHARED, Increment
+from stockade.bank.retention import Removal, Retention
 from stockade.bank.windows import DEFAULT_CHARS, MAX_BYTES, BytePage, Page, Tail
 from stockade.config import Config, caller_environment, from_environment
 from stockade.errors import Closed, ExecutableNotFound, InvalidRequest, StockadeError, TooManyJobs
+from stockade.jobs import arguments, purging
 from stockade.jobs.engine import Engine
 from stockade.jobs.recent import EVERY_SESSION, Counters, Session
 from stockade.jobs.records import HOST, Caller, JobRecord
@@ -40,6 +44,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NEVER_STARTED: Final = "cancelled before it was started"
+ERRORS_KEPT: Final = 1_024  # of jobs that never ran, with their types; the records have the texts
 KILL_MARGIN: Final = 45.0  # seconds beyond the grace within which a killed job has settled
 
 
@@ -71,7 +76,13 @@ class Executor:
     """Runs commands under one policy. An async context manager: leaving it means that every job is dead and recorded."""
 
     def __init__(self, policy: Policy, *, config: Config | None = None, environment: Mapping[str, str] | None = None) -> None:
-        """`environment` is what `inherit_env` of a policy draws from; None: the environment of this process."""
+        """`environment` is what `inherit_env` of a policy draws from; None: the environment of this process.
+
+        Raises: InvalidRequest where the policy or the configuration is none.
+        """
+        arguments.check_policy(policy)
+        if config is not None and not isinstance(config, Config):
+            raise InvalidRequest(f"config: {type(config).__name__} is no Config", field="config", hint="give a stockade.config.Config")
         self.policy = policy
         self.config = config if config is not None else from_environment()
         self._environment = dict(environment) if environment is not None else caller_environment()
@@ -79,7 +90,7 @@ class Executor:
         self._live: dict[str, LiveJob] = {}
         self._tasks: dict[str, asyncio.Task[JobRecord]] = {}
         self._starts: set[asyncio.Task[Created]] = set()  # jobs that are being registered
-        self._errors: dict[str, StockadeError] = {}
+        self._errors: OrderedDict[str, StockadeError] = OrderedDict()  # of the latest jobs that never ran
         self._closing = False
         self._closed: asyncio.Task[None] | None = None
 
@@ -87,7 +98,7 @@ class Executor:
         """Raises: HostUnfit where this host cannot isolate, StateError where the state directory cannot be used."""
         if self._engine is not None or self._closing:
             raise Closed("this executor has been opened before", hint="make a new one")
-        self._engine = await Engine.open(self.config, self._on_lost, self._kill_for_peer)
+        self._engine = await Engine.open(self.config, self._kill_for_peer)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -117,6 +128,7 @@ class Executor:
         Raises: InvalidRequest and its kin (nothing has happened), HostUnfit, TooManyJobs, Closed.
         """
         if policy is not None and policy is not self.policy:
+            arguments.check_policy(policy)
             from stockade.policy.narrowing import check_narrower
 
             check_narrower(policy, self.policy)
@@ -151,6 +163,9 @@ class Executor:
         engine = self._opened()
         if self._closing:
             raise Closed("the executor has been closed and starts nothing more", hint="make a new executor")
+        arguments.check_policy(policy)
+        arguments.check_start(owner, session, key, owner_limit)
+        arguments.check_abort(abort)
         wanted = argv if isinstance(argv, Command) else command(argv, **parts)
         if (busy := len(self._tasks) + len(self._starts)) >= self.config.max_jobs:
             raise TooManyJobs(f"{busy} jobs run and at most {self.config.max_jobs} may", hint="wait until one ends, or kill one")
@@ -218,6 +233,7 @@ class Executor:
     async def get(self, job_id: str, *, caller: Caller = HOST) -> JobRecord:
         """The record of a job as it is now, of this executor's life or an earlier one. Raises: UnknownJob."""
         engine = self._opened()
+        arguments.check_job(job_id, caller)
         if (known := engine.registry.peek(job_id, caller)) is not None:
             return known
         return await engine.call(engine.registry.get, job_id, caller)
@@ -228,15 +244,17 @@ class Executor:
 
     async def list(self, *, caller: Caller = HOST, limit: int = 100, **filters: Any) -> tuple[JobRecord, ...]:
         """Records, newest first; filters as for `Registry.list` (states, owner, session, before)."""
+        arguments.check_list(caller, limit, filters)
         page = await self._opened().call(self._opened().registry.list, caller, limit=limit, **filters)
         return page.records
 
     async def wait(self, job_id: str, timeout: float | None = None, *, caller: Caller = HOST) -> JobRecord:
         """The settled record, or the record as it is after `timeout` seconds; the bound limits the wait only (U-33).
 
-        Raises: UnknownJob.
+        Raises: UnknownJob; InvalidRequest where `timeout` is no duration.
         """
         engine = self._opened()
+        arguments.check_seconds("timeout", timeout)
         record = await self.get(job_id, caller=caller)
         if not record.settled:
             task = self._tasks.get(job_id)
@@ -270,6 +288,7 @@ class Executor:
 
     async def kill_all(self, *, caller: Caller = HOST) -> int:
         """Ends every unsettled job that the caller may see; the number of them, after they have settled."""
+        arguments.check_job("", caller)
         records = self._opened().registry.unsettled(caller)
         await asyncio.gather(*(self.kill(record.id) for record in records))
         return len(records)
@@ -288,35 +307,50 @@ class Executor:
         live = self._live.get(job_id)
         return live is not None and live.signal(number)
 
+    async def freeze(self, job_id: str, *, caller: Caller = HOST) -> bool:
+        """Stops every process of a job until `thaw`; its time limits go on. False where it has none any more. Raises: UnknownJob."""
+        return await self._set_frozen(job_id, caller, frozen=True)
+
+    async def thaw(self, job_id: str, *, caller: Caller = HOST) -> bool:
+        """Has a frozen job go on. False where it has no process any more. Raises: UnknownJob."""
+        return await self._set_frozen(job_id, caller, frozen=False)
+
     async def read(
         self, job_id: str, stream: str = "stdout", *, offset: int = 0, limit: int = DEFAULT_CHARS, caller: Caller = HOST
     ) -> Page:
         """A window of a stream's text by character offset (N-R4). Raises: UnknownJob, InvalidRequest."""
+        _check_window(stream, offset=offset, limit=limit)
         return await self._read(job_id, caller, lambda account: account.reader(stream).read_chars(offset, limit))
 
     async def read_bytes(
         self, job_id: str, stream: str = "stdout", *, offset: int = 0, limit: int = MAX_BYTES, caller: Caller = HOST
     ) -> BytePage:
         """A window of a stream's bytes. Raises: UnknownJob, InvalidRequest."""
+        _check_window(stream, offset=offset, limit=limit)
         return await self._read(job_id, caller, lambda account: account.reader(stream).read_bytes(offset, limit))
 
     async def files(self, job_id: str, stream: str = "stdout", *, caller: Caller = HOST) -> tuple[str, ...]:
         """The files on this host that hold a stream, oldest first; more than one where only its tail is kept. Raises: UnknownJob."""
+        _check_window(stream)
         return await self._read(job_id, caller, lambda account: account.reader(stream).stream.paths)
 
     async def read_new(
         self, job_id: str, stream: str = "stdout", *, reader: str = SHARED, limit: int = DEFAULT_CHARS, caller: Caller = HOST
     ) -> Increment:
-        """What this reader has not been given yet; never twice, never half a character (U-19). Raises: UnknownJob."""
+        """What this reader has not been given yet; never twice, never half a character (U-19). Raises: UnknownJob, InvalidRequest."""
+        _check_window(stream, limit=limit)
+        arguments.check_name("reader", reader)
         return await self._read(job_id, caller, lambda account: account.cursors(stream).cursor(reader).read(limit))
 
     async def tail(self, job_id: str, stream: str = "stdout", *, chars: int = 2_000, caller: Caller = HOST) -> Tail:
         """The last characters of a stream. Raises: UnknownJob, InvalidRequest."""
+        _check_window(stream, chars=chars)
         return await self._read(job_id, caller, lambda account: account.reader(stream).tail(chars))
 
     async def follow(self, job_id: str, stream: str = "stdout") -> AsyncGenerator[bytes, None]:
         """Every byte of a stream, those that are there first and then each as it comes, until the stream has ended."""
         engine = self._opened()
+        _check_window(stream)
         await self.get(job_id)
         live = self._live.get(job_id)
         if live is not None:
@@ -340,6 +374,29 @@ class Executor:
         finally:
             if live is not None:
                 live.followers.discard(grown)
+
+    async def purge(self, retention: Retention, *, unread: bool = False) -> Removal:
+        """Removes what `retention` does not keep: output, artifacts and records of jobs that have settled and been read.
+
+        With `unread` also of those that nobody has read; never of one that runs. Says what was removed and how many bytes that
+        freed. Raises: InvalidRequest.
+        """
+        engine = self._opened()
+        arguments.check_retention(retention)
+        registry = engine.registry
+        done = await engine.call(
+            lambda: purging.purge(
+                engine.artifacts,
+                registry.every,
+                registry.forget,
+                retention,
+                now=time.time(),
+                unread=unread,
+            )
+        )
+        for job_id in done.removed:
+            self._errors.pop(job_id, None)
+        return done
 
     @property
     def artifacts(self) -> ArtifactStore:
@@ -407,6 +464,8 @@ class Executor:
             if settle_failures:
                 return error
             raise
+        places = (*resolution.rw, *((resolution.workspace,) if resolution.workspace is not None else ()))
+        engine.check_filter(policy.seccomp, [place.real for place in places])
         return compile_policy(policy, admitted.command, host, resolution, inherited=self._environment)
 
     async def _abort(self, job_id: str) -> None:
@@ -425,9 +484,16 @@ class Executor:
                 watching.cancel()
             if job.error is not None:
                 self._errors[job.id] = job.error
+                while len(self._errors) > ERRORS_KEPT:
+                    self._errors.popitem(last=False)
             del self._live[job.id], self._tasks[job.id]
             job.has_account.set()  # also where it never had one: nobody may wait for it any more
             job.wake_followers()
+
+    async def _set_frozen(self, job_id: str, caller: Caller, *, frozen: bool) -> bool:
+        await self.get(job_id, caller=caller)
+        live = self._live.get(job_id)
+        return live is not None and await live.set_frozen(frozen=frozen)
 
     async def _read(self, job_id: str, caller: Caller, question: Callable[[Account], T]) -> T:
         record = await self.get(job_id, caller=caller)
@@ -452,8 +518,11 @@ class Executor:
         name = signal_name(signal) if isinstance(signal, int) else str(signal)
         return await self.kill(job_id, signal=signal, grace=grace, reason=f"{name} through the state directory")
 
-    def _on_lost(self) -> None:
-        """The fork server is gone: its jobs die with it and settle by themselves; new ones are refused by its socket."""
+
+def _check_window(stream: str, **numbers: int) -> None:
+    arguments.check_name("stream", stream)
+    for field, number in numbers.items():
+        arguments.check_number(field, number)
 
 
 def _check_signal(number: int) -> None:

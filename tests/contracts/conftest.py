@@ -9,6 +9,7 @@ import pytest
 
 from stockade import Executor, Policy
 from stockade.config import from_environment
+from stockade.tools.bash_executor import SandboxedBash
 from stockade.tools.commands import BackgroundCommands
 from support.agents import host
 
@@ -31,3 +32,10 @@ async def commands(background_executor: Executor, workspace: Path) -> AsyncItera
     """A host with a policy and the four tools."""
     async with host(background_executor, workspace) as commands:
         yield commands
+
+
+@pytest.fixture
+async def bash(background_executor: Executor, workspace: Path) -> AsyncIterator[SandboxedBash]:
+    """A bash executor in the workspace."""
+    async with SandboxedBash(background_executor, cwd=workspace, grace_ms=500) as bash:
+        yield bash

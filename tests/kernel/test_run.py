@@ -65,7 +65,9 @@ async def test_a_daemon_dies_with_its_job(workspace: Path) -> None:
 
 async def test_a_killed_job_says_who_killed_it() -> None:
     async with Executor(Policy()) as executor:
-        job = await executor.start(["/usr/bin/sleep", "60"])
+        job = await executor.start(shell("echo ready; exec sleep 60"))
+        async for _ in job.follow():
+            break
         record = await job.kill()
     assert record.outcome == Killed(by="caller", detail="SIGTERM by the caller", signal=15)
 

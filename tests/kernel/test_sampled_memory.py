@@ -1,4 +1,4 @@
-"""Memory that no controller counts: each way to hold it is seen, and counted once. Runs where memory is sampled."""
+"""Memory that no controller counts: each way to hold it is seen, and counted once; by a controller where the host has one."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ def policy(memory: int) -> Policy:
 @pytest.mark.parametrize("way", WAYS)
 async def test_memory_over_the_limit_ends_the_job_however_it_is_held(way: str) -> None:
     async with Executor(policy(LIMIT)) as executor:
-        if ("memory", "memory.sampled") not in (await executor.explain(["/usr/bin/true"])).mechanisms:
-            pytest.skip("the kernel's controller counts memory on this host")
         result = await executor.run(python(WAYS[way] + HOLD))
     outcome = result.outcome
     assert isinstance(outcome, OutOfMemory)
-    assert (outcome.limit, (outcome.peak or 0) > LIMIT) == (LIMIT, True)
+    sampled = result.isolation["memory"] == "memory.sampled"  # the kernel's own controller lets nobody get beyond the limit
+    assert (outcome.limit, (outcome.peak or 0) > (LIMIT if sampled else LIMIT // 2)) == (LIMIT, True)
 
 
 @pytest.mark.parametrize("way", WAYS)

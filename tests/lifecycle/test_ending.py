@@ -138,7 +138,7 @@ async def test_a_kill_during_the_launch_is_a_kill() -> None:
             for _ in range(turns):
                 await asyncio.sleep(0)
             record = await job.kill()
-            assert record.outcome == by_caller(signal=15)
+            assert record.outcome in (by_caller(), by_caller(signal=15))  # before its command was executed, or after
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,8 @@ async def test_a_job_that_ended_by_itself_is_never_killed() -> None:
 
         for _ in range(60):
             await asyncio.gather(*(race() for _ in range(4)))
-    assert ends == {Exited(0), by_caller(signal=15)}  # both sides of the race, and nothing between them
+        # Both sides of the race, and what was killed before it was executed; nothing between them.
+        assert ends - {by_caller()} == {Exited(0), by_caller(signal=15)}
 
 
 async def test_killing_what_nobody_knows_is_an_error() -> None:

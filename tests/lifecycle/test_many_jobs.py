@@ -17,6 +17,7 @@ from stockade.jobs.engine import FILE_THREADS
 from stockade.launcher.outcome import Exited, Killed
 from support.programs import TRUE, shell
 from support.survivors import members
+from support.waiting import eventually
 
 SLEEP = ["/usr/bin/sleep", "60"]
 
@@ -62,9 +63,9 @@ async def test_two_hundred_jobs_in_sequence_leave_nothing_behind() -> None:
 
     async def settled() -> dict[str, int]:
         """The state when the sandbox that is built ahead is there."""
-        assert executor._engine is not None
-        while len(await asyncio.to_thread(members, executor._engine.tree.path)) != 2:
-            await asyncio.sleep(0.01)
+        engine = executor._engine
+        assert engine is not None
+        await eventually(lambda: len(members(engine.tree.path)) == 2, "only the fork server and the next sandbox are there")
         return await asyncio.to_thread(state)
 
     async with Executor(build_policy()) as executor:

@@ -13,6 +13,12 @@ from pathlib import Path
 import pytest
 from blockbuster import blockbuster_ctx
 
+from stockade.ids import JobId
+from stockade.jobs.directory import StateDirectory
+from stockade.jobs.records import JobRecord
+from stockade.jobs.states import JobState
+from stockade.jobs.store import Store
+from stockade.launcher.outcome import Exited
 from stockade.tools.options import RunOptions, understand
 from support.cli import BOUND, COMMAND, comes_true, environment, started, stockade
 from support.leaks import Leftovers
@@ -66,7 +72,10 @@ def no_processes_left() -> bool:
         pytest.param([], ["/usr/share"], 126, "is not an executable file", id="not executable"),
         pytest.param(["--net", "everything"], ["true"], 125, "stockade: --net: 'everything' is not known", id="bad value"),
         pytest.param(["--memory", "1MB"], ["true"], 125, "stockade: --memory: unit 'MB' can mean 1000 or 1024", id="bad size"),
-        pytest.param(["--pids", "many"], ["true"], 125, "stockade: Invalid value for '--pids'", id="bad number"),
+        pytest.param(["--pids", "many"], ["true"], 125, "stockade: --pids: ", id="bad number"),
+        pytest.param(["--pids", "1e9"], ["true"], 125, "stockade: --pids: '1e9'", id="a number as in a program"),
+        pytest.param(["--memory", "0"], ["true"], 125, "or none for no limit", id="no limit is a word"),
+        pytest.param(["--env", "=x"], ["true"], 125, "stockade: --env: '=x' names no variable", id="no variable"),
         pytest.param(["--no-such-option"], ["true"], 125, "hint: `stockade run --help`", id="bad option"),
         pytest.param(["--profile", "biuld"], ["true"], 125, "did you mean 'build'?", id="bad profile"),
         pytest.param(["--require", "io.cgroup"], ["true"], 125, "requires io.cgroup", id="unfit host"),
@@ -439,6 +448,35 @@ def test_a_state_directory_must_be_named_and_be_one(arguments: list[str], tmp_pa
     assert wrong.returncode == 125
     assert b"is no state directory of Stockade" in wrong.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_purge_leaves_what_nobody_has_read_unless_it_is_told_to(tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    with StateDirectory.open(state) as held, Store.open(held.layout.database) as store:
+        store.submit(
+            JobRecord(
+                id=JobId("unread"),
+                instance=held.instance,
+                argv=("true",),
+                state=JobState.FINISHED,
+                outcome=Exited(0),
+                created_at=1.0,
+                ended_at=2.0,
+            )
+        ).result(BOUND)
+    assert stockade("run", "--state-dir", state, "--", "true").returncode == 0
+    purged = stockade("purge", "--state-dir", state, "--keep-count", "0")
+    assert (purged.returncode, len(purged.stdout.split()), b"unread" in purged.stdout) == (0, 1, False)
+    assert stockade("purge", "--unread", "--state-dir", state, "--keep-count", "0").stdout == b"unread\n"
+
+
+def test_explain_takes_the_name_of_its_place_as_it_is(tmp_path: Path) -> None:
+    place = tmp_path / "a(b[c+"
+    place.mkdir(mode=0o755)
+    done = stockade("explain", "--", "true", variables={"TMPDIR": str(place)})
+    assert done.returncode == 0, done.stderr
+    assert b"<state>/etc" in done.stdout
+    assert b"a(b" not in done.stdout
 
 
 def test_purge_wants_to_be_told_what_to_remove(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """How another process of the same user ends a job: a socket in the state directory, `run/control`, for as long as its executor lives.
 
 One JSON object a line each way: {"kill": id, "signal": number, "grace": seconds or null} is answered by {"sentence": …} when the job has
-settled, or by {"code", "message", "hint"}. Who may connect is who may enter the directory (mode 0700); the peer's uid is checked too
-(SO_PEERCRED, unix(7)).
+settled, or by {"code", "message", "hint"}; until then an empty line now and then says that somebody is there. Who may connect is who
+may enter the directory (mode 0700); the peer's uid is checked too (SO_PEERCRED, unix(7)).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -21,7 +22,11 @@ from stockade.jobs.records import JobRecord
 
 MAX_LINE: Final = 4096
 READ_BOUND: Final = 10.0  # seconds that a client may take to say what it wants
-KILL_BOUND: Final = 3700.0  # seconds that a client waits: the longest grace and some
+LONGEST_GRACE: Final = 3600.0  # seconds; that of the job's policy is not known to a client that names none
+KILL_MARGIN: Final = 60.0  # seconds beyond the grace that a client waits for the end
+SEND_BOUND: Final = 10.0  # seconds within which an executor takes a request
+BEAT: Final = 5.0  # seconds between two empty lines
+SILENCE: Final = 30.0  # seconds without any line after which nobody is there
 
 Kill = Callable[[str, int, float | None], Awaitable[JobRecord]]
 
@@ -64,8 +69,15 @@ class ControlSocket:
             if _peer_uid(writer.get_extra_info("socket")) == os.geteuid():
                 async with asyncio.timeout(READ_BOUND):
                     line = await reader.readuntil()
-                writer.write(json.dumps(await self._answer(line)).encode() + b"\n")
-                await writer.drain()
+                answering = asyncio.create_task(self._answer(line), name="stockade-control-answer")
+                try:
+                    while not (await asyncio.wait({answering}, timeout=BEAT))[0]:
+                        writer.write(b"\n")
+                        await writer.drain()
+                    writer.write(json.dumps(await answering).encode() + b"\n")
+                    await writer.drain()
+                finally:
+                    answering.cancel()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the client's own affair
         finally:
@@ -82,18 +94,25 @@ class ControlSocket:
         return {"sentence": record.sentence()}
 
 
-def ask_to_kill(layout: Layout, job_id: str, *, signal: int, grace: float | None) -> str:
-    """Has the living executor of a state directory end a job; how it ended, in a few words. Blocks.
+def ask_to_kill(layout: Layout, job_id: str, *, signal: int, grace: float | None, silence: float = SILENCE) -> str:
+    """Has the living executor of a state directory end a job; how it ended, in a few words. Blocks, at most for `silence` seconds
+    where nobody is there, and for the grace and a margin where somebody is.
 
     Raises: StateError, where no executor answers; StockadeError, where it refuses.
     """
     directory = os.open(layout.run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(KILL_BOUND)
+            connection.settimeout(SEND_BOUND)
             connection.connect(_address(directory))
             connection.sendall(json.dumps({"kill": job_id, "signal": signal, "grace": grace}).encode() + b"\n")
-            answer = json.loads(connection.makefile("rb").readline(MAX_LINE * 16))
+            connection.settimeout(silence)
+            deadline = time.monotonic() + (LONGEST_GRACE if grace is None else grace) + KILL_MARGIN
+            answers = connection.makefile("rb")
+            while (line := answers.readline(MAX_LINE * 16)) == b"\n":
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the job does not end")
+            answer = json.loads(line)
     except (OSError, ValueError) as error:
         why = f"the executor of {layout.root!r} does not answer: {error}"
         raise StateError(why, hint="it may be closing; look again with `ps`") from None

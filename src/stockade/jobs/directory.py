@@ -2,6 +2,7 @@
 
     stockade-state     the marker: a directory without it that is not empty is somebody else's
     lock               an open-file-description lock, held for the life of one executor; the kernel drops it with its owner
+    temporary          only where the directory goes with its executor: whoever finds it unheld removes it
     registry.sqlite3   `jobs.store`
     bank/  run/        `bank` and the executor's sockets
 
@@ -13,9 +14,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import struct
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
@@ -26,6 +29,7 @@ from stockade.ids import InstanceId, new_instance_id
 LAYOUT_VERSION: Final = 1
 _MARKER: Final = "stockade-state"
 _MARKER_TEXT: Final = "Stockade state directory, layout "
+TEMPORARY_PREFIX: Final = "stockade-"
 _LOCK_STRUCT: Final = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
@@ -52,6 +56,10 @@ class Layout:
         return os.path.join(self.root, "lock")
 
     @property
+    def temporary(self) -> str:
+        return os.path.join(self.root, "temporary")
+
+    @property
     def marker(self) -> str:
         return os.path.join(self.root, _MARKER)
 
@@ -74,16 +82,16 @@ class StateDirectory:
         _held.add(self)
 
     @classmethod
-    def open(cls, path: str) -> StateDirectory:
-        """Makes or takes over the directory at `path` and locks it, without waiting.
+    def open(cls, path: str, *, temporary: bool = False) -> StateDirectory:
+        """Makes or takes over the directory at `path` and locks it, without waiting; a `temporary` one is swept when we die.
 
         Raises:
             StateError: another executor uses it, it is not ours, others can enter it, or it cannot be written.
         """
-        layout = Layout(os.path.abspath(path))
+        layout = Layout(_path(path))
         try:
             _make(layout.root)
-            _verify(layout.root)
+            _verify(layout.root, is_ours=lambda: _may_be_ours(layout))
             _mark(layout)
             lock = _take_lock(layout)
         except OSError as why:
@@ -98,6 +106,8 @@ class StateDirectory:
             instance = new_instance_id()
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()} {instance}\n".encode(), 0)
+            if temporary:
+                os.close(os.open(layout.temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         except OSError as why:
             os.close(lock)
             raise StateError(
@@ -128,7 +138,7 @@ def look(path: str) -> Layout:
     Raises:
         StateError: there is none at `path`, or it is not one of ours.
     """
-    layout = Layout(os.path.abspath(path))
+    layout = Layout(_path(path))
     try:
         found = os.path.isdir(layout.root) and os.path.isfile(layout.marker)
         if not found:
@@ -153,6 +163,50 @@ def living_owner(layout: Layout) -> Owner | None:
         os.close(lock)
 
 
+def sweep(place: str) -> None:
+    """Removes the temporary state directories in `place` whose executors were killed; never one that was named by somebody.
+
+    The `temporary` file is made under the lock, so a directory that has it and whose lock is free belongs to nobody.
+    """
+    try:
+        names = os.listdir(place)
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(TEMPORARY_PREFIX):
+            try:
+                _sweep_one(Layout(os.path.join(place, name)))
+            except (OSError, StateError):
+                continue  # somebody else's, or in use, or just gone
+
+
+def _sweep_one(layout: Layout) -> None:
+    _verify(layout.root)
+    if not (os.path.isfile(layout.marker) and os.path.isfile(layout.temporary) and os.path.isfile(layout.lock)):
+        return
+    lock = _take_lock(layout)
+    try:
+        if os.path.isfile(layout.temporary):
+            shutil.rmtree(layout.root, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _path(path: str) -> str:
+    if not path or "\0" in path:
+        why = "is empty" if not path else "contains a NUL byte"
+        raise StateError(f"the path of the state directory {why}", hint="name a directory on a local file system that you can write")
+    return os.path.abspath(path)
+
+
+def _may_be_ours(layout: Layout) -> bool:
+    return os.path.lexists(layout.marker) or not os.listdir(layout.root)
+
+
+def _not_ours(path: str) -> StateError:
+    return StateError(f"{path!r} is not empty and no state directory of Stockade", hint="name an empty or a new directory")
+
+
 def _make(path: str) -> None:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -162,8 +216,8 @@ def _make(path: str) -> None:
     os.chmod(path, 0o700)  # whatever the umask took away
 
 
-def _verify(path: str) -> None:
-    """Raises StateError where the directory is a link, somebody else's, or open to others."""
+def _verify(path: str, is_ours: Callable[[], bool] = lambda: True) -> None:
+    """Raises StateError where the directory is a link, somebody else's, not for our use, or open to others."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as why:
@@ -176,6 +230,8 @@ def _verify(path: str) -> None:
         os.close(descriptor)
     if found.st_uid != os.geteuid():
         raise StateError(f"{path!r} belongs to uid {found.st_uid}, not to you", hint="name a directory of your own")
+    if not is_ours():  # before its mode: nobody is told to change that of a directory that we would not take
+        raise _not_ours(path)
     if mode := stat.S_IMODE(found.st_mode) & 0o077:
         raise StateError(f"{path!r} is open to others (mode bits {mode:03o})", hint=f"chmod 700 {path}")
 
@@ -185,10 +241,7 @@ def _mark(layout: Layout) -> None:
         marker = os.open(layout.marker, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         if os.listdir(layout.root) and not os.path.lexists(layout.marker):
-            raise StateError(
-                f"{layout.root!r} is not empty and no state directory of Stockade",
-                hint="name an empty or a new directory",
-            ) from None
+            raise _not_ours(layout.root) from None
         marker = os.open(layout.marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as why:
         if why.errno == errno.ELOOP:

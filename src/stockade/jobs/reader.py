@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -124,6 +124,16 @@ class StoreReader:
         )
         cursor = rows[limit - 1][0] if len(rows) > limit else None
         return Page(self._whole([row[1:] for row in rows[:limit]]), cursor)
+
+    def every(self) -> Iterator[JobRecord]:
+        """All records, newest first, read in pages. Raises: StateError, as `list`."""
+        before: int | None = None
+        while True:
+            page = self.list(limit=MOST_ROWS, before=before)
+            yield from page.records
+            if page.next is None:
+                return
+            before = page.next
 
     def unsettled(self) -> tuple[JobRecord, ...]:
         """Every record that is not settled, oldest first; after a crash these are the jobs that nobody saw end."""

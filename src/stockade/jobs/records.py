@@ -85,7 +85,10 @@ class JobError(_Record):
 
 
 class JobRequest(_Record):
-    """What the caller asks for. `key` makes the start idempotent for its owner; `policy` is a digest of the policy in force."""
+    """What the caller asks for. `key` makes the start idempotent for its owner; `policy` is a digest of the policy in force.
+
+    `input` is a digest of what is given to the program besides argv (variables, stdin); of starts with a key alone.
+    """
 
     argv: Annotated[tuple[str, ...], Field(min_length=1)]
     cwd: str | None = None
@@ -94,6 +97,7 @@ class JobRequest(_Record):
     session: str | None = None
     key: str | None = None
     policy: str | None = None
+    input: str | None = None
     isolation: Frozen[str] = Field(default_factory=dict)
 
 
@@ -193,10 +197,12 @@ def loads(text: str, *, acknowledged: bool = False) -> JobRecord:
         raise DamagedRecord(f"the record is damaged: {why}") from why
 
 
-RequestField = Literal["argv", "cwd", "policy"]
+RequestField = Literal["argv", "cwd", "policy", "input"]
 
 
 def differing(record: JobRecord, request: JobRequest) -> tuple[RequestField, ...]:
     """Which of the fields that make two starts the same differ."""
-    names: tuple[RequestField, ...] = ("argv", "cwd", "policy")
-    return tuple(name for name in names if getattr(record, name) != getattr(request, name))
+    names: tuple[RequestField, ...] = ("argv", "cwd", "policy", "input")
+    found = tuple(name for name in names if getattr(record, name) != getattr(request, name))
+    # Records of before there was such a digest have none.
+    return tuple(name for name in found if name != "input" or record.input is not None)

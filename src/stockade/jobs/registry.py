@@ -5,7 +5,8 @@ listeners told only after it has been committed (U-23), or after the commit fail
 hangs on a full disk.
 
 Thread-safe and bound to no event loop (U-35). `create`, `get`, `owner_of`, `list`, and `settled` for a job of an earlier life,
-may read the database (well under a millisecond), `close` waits for it; nothing else here touches the disk.
+may read the database (well under a millisecond), `close` waits for it; nothing else here touches the disk, or waits for
+somebody who does.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Registry:
         self.instance = instance
         self._now = now
         self._monotonic = monotonic
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # never held during a read of the database
+        self._creating = threading.Lock()  # one start at a time between its look at the database and its entry here
         self._reader = StoreReader.open(store.path, versions=store.version)
         self._live: dict[str, _Live] = {}
         self._recent = Recent(recent, store.is_unwritten)
@@ -84,22 +86,20 @@ class Registry:
             InvalidRequest: the key was used for another command, or the id is no safe one or taken.
             TooManyJobs: the limit is reached; no id was consumed (U-7).
         """
-        with self._lock:
-            if self._refusing:
-                raise Closed("the executor has been closed and starts nothing more", hint="open a new executor")
+        with self._creating:
+            self._check_open()
             if request.key is not None and (known := self._by_key(request.owner, request.key)) is not None:
                 return again(known, request)
             if limit is not None:
-                admit([live.record for live in self._live.values() if live.record.owner == request.owner], limit)
-            record = JobRecord(
-                **dict(request),
-                id=JobId(self._fresh_id(new_id)),
-                instance=self.instance,
-                state=JobState.QUEUED,
-                created_at=self._now(),
-            )
-            self._live[record.id] = _Live(record)
-            return Created(record, True, self.store.submit(record))
+                with self._lock:
+                    busy = [live.record for live in self._live.values() if live.record.owner == request.owner]
+                admit(busy, limit)
+            job_id = JobId(self._fresh_id(new_id))
+            with self._lock:
+                self._check_open()  # it may have been closed while the database was read
+                record = JobRecord(**dict(request), id=job_id, instance=self.instance, state=JobState.QUEUED, created_at=self._now())
+                self._live[record.id] = _Live(record)
+                return Created(record, True, self.store.submit(record))
 
     def advance(self, job_id: str, to: JobState, **changes: Any) -> JobRecord:
         """Moves an unsettled job to another unsettled state; `changes` are byte counts, references, usage or isolation.
@@ -220,6 +220,14 @@ class Registry:
             records = [*sorted(held, key=lambda record: -record.created_at), *records]
         return Page(tuple(record for record in records if _passes(record, caller, states, owner, session))[:limit], page.next)
 
+    def every(self) -> tuple[JobRecord, ...]:
+        """All records of this and earlier lives as they are now, in no order; for retention."""
+        self._settle_disk()
+        stored = self._stored(lambda reader: tuple(reader.every()))
+        with self._lock:  # what is here is never older than what is there
+            known = {record.id: record for record in (*stored, *self._recent, *(live.record for live in self._live.values()))}
+        return tuple(known.values())
+
     def unsettled(self, caller: Caller = HOST) -> tuple[JobRecord, ...]:
         """The unsettled jobs of this life that the caller may see, oldest first; never reads the database."""
         with self._lock:
@@ -287,14 +295,22 @@ class Registry:
         self._listeners.silence()
 
     def close(self, timeout: float = CLOSE_SECONDS) -> int:
-        """Writes what waits and says how much could not be written; once is enough. Settled jobs stay readable."""
+        """Writes what waits and says how much could not be written (the log says what); once is enough.
+
+        Settled jobs stay readable.
+        """
         self.refuse_starts()
         unwritten = self.store.close(timeout)
         self._notices.close(timeout)
         with self._lock:
             self._closed = True
-            self._reader.close()
+        self._reader.close()
         return unwritten
+
+    def _check_open(self) -> None:
+        with self._lock:
+            if self._refusing:
+                raise Closed("the executor has been closed and starts nothing more", hint="open a new executor")
 
     def _committed(self, record: JobRecord) -> None:
         """Shows the settled record, then releases whoever waits; runs once a job, on the store's thread."""
@@ -323,16 +339,17 @@ class Registry:
         if live is None:
             if self._in_memory(job_id) is not None:
                 raise ForbiddenTransition(f"job {job_id!r} is settled")
-            raise self._unknown(job_id, HOST)
+            raise self._unknown(job_id, HOST, look=False)
         if live.ending is not None:
             raise ForbiddenTransition(f"job {job_id!r} is being settled as {live.ending.state}")
         return live
 
     def _by_key(self, owner: str | None, key: str) -> JobRecord | None:
-        unsettled = [live.record for live in self._live.values()]
-        for record in itertools.chain(unsettled, self._recent):
-            if record.key == key and record.owner == owner:
-                return record
+        with self._lock:
+            unsettled = [live.record for live in self._live.values()]
+            for record in itertools.chain(unsettled, self._recent):
+                if record.key == key and record.owner == owner:
+                    return record
         return self._stored(lambda reader: reader.by_key(owner, key))
 
     def _fresh_id(self, new_id: Callable[[], str]) -> str:
@@ -346,13 +363,17 @@ class Registry:
         raise InvalidRequest(f"no free id was found, {job_id!r} is taken too", field="id", hint="name another id")
 
     def _exists(self, job_id: str) -> bool:
-        return self._in_memory(job_id) is not None or self._stored(lambda reader: reader.get(job_id)) is not None
+        with self._lock:
+            if self._in_memory(job_id) is not None:
+                return True
+        return self._stored(lambda reader: reader.get(job_id)) is not None
 
-    def _unknown(self, job_id: str, caller: Caller) -> UnknownJob:
+    def _unknown(self, job_id: str, caller: Caller, *, look: bool = True) -> UnknownJob:
+        """The error with ids that the caller may use; without `look` those in memory alone."""
         with self._lock:
             known = [record.id for record in self.unsettled(caller)][::-1]
             known += [record.id for record in self._recent if record.visible_to(caller)]
-        if not known:
+        if not known and look:
             try:
                 page = self._stored(lambda reader: reader.list(limit=NAMED_IDS, caller=caller))
                 known = [record.id for record in page.records]

@@ -10,6 +10,7 @@ from typing import Final
 from stockade.errors import StockadeError
 from stockade.jobs.records import JobRequest
 from stockade.policy.admission import Admitted
+from stockade.policy.command import Command
 from stockade.policy.model import Policy
 from stockade.sandbox.spec import Identity, SandboxSpec
 
@@ -29,8 +30,16 @@ def job_request(
         session=session,
         key=key,
         policy=_digest_of(_Same(admitted.policy)),
+        input=None if key is None else _input_of(admitted.command),
         isolation={} if planned is None else _isolation(planned),
     )
+
+
+def _input_of(command: Command) -> str:
+    """A digest of what the program is given besides argv; what it was cannot be read from it."""
+    stdin = None if command.stdin is None else hashlib.sha256(command.stdin).hexdigest()
+    text = json.dumps([sorted(command.env.items()), command.replace_env, stdin])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class _Same:

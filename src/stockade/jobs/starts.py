@@ -29,8 +29,9 @@ def again(known: JobRecord, request: JobRequest) -> Created:
         InvalidRequest: it made another command.
     """
     if others := differing(known, request):
+        words = " and ".join("environment or stdin" if name == "input" else name for name in others)
         raise InvalidRequest(
-            f"key {request.key!r} was used for job {known.id!r} with another {' and '.join(others)}",
+            f"key {request.key!r} was used for job {known.id!r} with another {words}",
             field="key",
             hint="use a new key for a new command",
         )

@@ -4,7 +4,9 @@ SQLite in WAL mode with synchronous=NORMAL: a commit is in the kernel's hands, s
 and the file stays whole through a power cut. A power cut may take the last commits, as it takes the last bytes of the bank, which
 is not synced either; a registry that promised more than its outputs can would be no truer.
 
-A full disk costs no record: what could not be written is kept here, newest version of each, and written when there is room.
+A full disk costs no record: what could not be written is kept here, newest version of each, and written when there is room. Some room
+is kept back in a file beside the database, `Reserve`; it is given up for the records of jobs that have ended, because what the
+disk does not have when we close is what the next life calls lost.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import logging
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -22,6 +24,7 @@ from typing import Final
 from stockade.errors import Closed, StateError
 from stockade.jobs import schema
 from stockade.jobs.records import JobRecord
+from stockade.jobs.reserve import Reserve
 from stockade.jobs.salvage import Repair, repair
 
 _log = logging.getLogger(__name__)
@@ -63,6 +66,9 @@ class Store:
         self._backlog: dict[_Key, _Change] = {}
         self._commits = 0
         self._closing = False
+        self._told = False  # the log has been told what was left unwritten
+        self._reserve = Reserve(f"{path}.reserve")
+        self._reserve.fill()
         self._writer = threading.Thread(target=self._write_loop, name="stockade-store", daemon=True)
         self._writer.start()
 
@@ -143,7 +149,10 @@ class Store:
         return self.unwritten == 0
 
     def close(self, timeout: float = CLOSE_SECONDS) -> int:
-        """Writes what waits, closes the database and says how many changes could not be written; once is enough."""
+        """Writes what waits, closes the database and says how many changes could not be written; once is enough.
+
+        The log names each of them, with how its job ended: nobody else will know.
+        """
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -151,7 +160,12 @@ class Store:
         if self._writer.is_alive():
             _log.error("the registry %s did not finish writing within %g s", self.path, timeout)
         with self._wake:
-            return len(self._backlog) + sum(len(waiting.changes) for waiting in self._queue)
+            left = [*self._backlog.values(), *(change for waiting in self._queue for change in waiting.changes)]
+            told, self._told = self._told, True
+        for change in () if told else left:
+            what = f"not {change.key[0]}" if change.record is None else change.record.sentence()
+            _log.error("the registry %s was closed without a change of job %s: %s", self.path, change.key[1], what)
+        return len(left)
 
     def _submit(self, changes: tuple[_Change, ...], *, urgent: bool = True) -> Future[None]:
         submission = _Submission(changes)
@@ -187,25 +201,53 @@ class Store:
 
     def _commit(self, group: list[_Submission]) -> None:
         changes, refused = self._merged(group)
+        left: dict[_Key, _Change] = {}
+        failure: Exception | None = None
         try:
-            if changes:
-                self._connection.execute("BEGIN IMMEDIATE")
-                for change in changes.values():
-                    try:
-                        change.write(self._connection)
-                    except _REFUSALS as why:  # this statement alone is undone
-                        refused[change] = StateError(f"the registry refuses to change job {change.key[1]!r}: {why}")
-                self._connection.execute("COMMIT")
-                self._commits += 1
+            self._write(changes.values(), refused)
         except Exception as why:  # noqa: BLE001  (whatever it is, the writer lives on and says it)
-            self._fail(group, changes, refused, why)
-            return
+            failure, left = why, {key: change for key, change in changes.items() if change not in refused}
+            needed = [change for change in left.values() if self._closing or (change.record is not None and change.record.settled)]
+            if needed and is_full(why) and self._reserve.give_up():
+                try:
+                    self._write(needed, refused)
+                    left = {key: change for key, change in left.items() if change not in needed}
+                except Exception as again:  # noqa: BLE001
+                    failure = again
+        if failure is not None and left:
+            self._say_kept(len(left), failure)
         with self._wake:
-            self._backlog.clear()
+            self._backlog = left
         for submission in group:
             # A version that a newer one replaced shares the newer one's fate.
             fates = (refused.get(change) or refused.get(changes[change.key]) for change in submission.changes)
-            _resolve(submission, next(filter(None, fates), None))
+            error = next(filter(None, fates), None)
+            if error is None and failure is not None and any(change.key in left for change in submission.changes):
+                error = _unusable(self.path, failure)
+            _resolve(submission, error)
+        if not left and not self._closing:
+            self._reserve.fill()
+
+    def _write(self, changes: Collection[_Change], refused: dict[_Change, StateError]) -> None:
+        """One transaction; what the database refuses is added to `refused`. Raises: whatever kept it from being committed."""
+        if not changes:
+            return
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for change in changes:
+                try:
+                    change.write(self._connection)
+                except _REFUSALS as why:  # this statement alone is undone
+                    refused[change] = StateError(f"the registry refuses to change job {change.key[1]!r}: {why}")
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                try:
+                    self._connection.execute("ROLLBACK")
+                except sqlite3.Error as again:
+                    _log.error("the registry %s cannot roll back: %s", self.path, again)
+            raise
+        self._commits += 1
 
     def _merged(self, group: list[_Submission]) -> tuple[dict[_Key, _Change], dict[_Change, StateError]]:
         """Backlog and group with one change a key, the newest; never one settled record over another."""
@@ -220,20 +262,16 @@ class Store:
                 changes[change.key] = change
         return changes, refused
 
-    def _fail(self, group: list[_Submission], changes: dict[_Key, _Change], refused: dict[_Change, StateError], why: Exception) -> None:
-        if self._connection.in_transaction:
-            try:
-                self._connection.execute("ROLLBACK")
-            except sqlite3.Error as again:
-                _log.error("the registry %s cannot roll back: %s", self.path, again)
+    def _say_kept(self, count: int, why: Exception) -> None:
         with self._wake:
             first = not self._backlog
-            self._backlog = {key: change for key, change in changes.items() if change not in refused}
-            waiting = len(self._backlog)
         if first:
-            _log.error("the registry %s cannot be written (%s); %d changes are kept in memory", self.path, why, waiting)
-        for submission in group:
-            _resolve(submission, _unusable(self.path, why))
+            _log.error("the registry %s cannot be written (%s); %d changes are kept in memory", self.path, why, count)
+
+
+def is_full(why: Exception) -> bool:
+    """True where the database could not be written for want of room, as far as SQLite can tell (a quota is an I/O error to it)."""
+    return (getattr(why, "sqlite_errorcode", 0) & 0xFF) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def _put(record: JobRecord) -> _Change:

@@ -23,7 +23,7 @@ from stockade.errors import LaunchFailed, StockadeError
 from stockade.jobs.ending import Ending, classify
 from stockade.jobs.engine import Engine
 from stockade.jobs.records import JobError, JobRecord, Usage
-from stockade.jobs.states import JobState
+from stockade.jobs.states import ForbiddenTransition, JobState
 from stockade.jobs.watch import watch_limits
 from stockade.launcher.outcome import Killed, Outcome, OutOfMemory, OutputLimited, Status
 from stockade.launcher.process import KILL_BOUND, ProcessTree
@@ -87,9 +87,16 @@ class LiveJob:
             return await self._live()
         except Exception as error:  # noqa: BLE001 - a bug of ours: whoever waits must not wait for ever, and nothing may be left
             _log.exception("job %s ended by an internal error", self.id)
-            await self._clean_up()
+            try:
+                await self._clean_up()
+            except Exception:  # noqa: BLE001 - as above
+                _log.exception("job %s could not be cleaned up", self.id)
+                await self._abandon()
             message = f"internal error: {type(error).__name__}: {error}"
-            return await self._committed(JobError(code="lost", message=message, hint="please report it"), None)
+            try:
+                return await self._committed(JobError(code="lost", message=message, hint="please report it"), None)
+            except ForbiddenTransition:  # it was being settled already
+                return await asyncio.wrap_future(self.engine.registry.settled(self.id))
 
     async def _live(self) -> JobRecord:
         try:
@@ -119,6 +126,14 @@ class LiveJob:
         """Sends a signal to every process of the job; False where it has none any more."""
         return self.tree is not None and self.tree.signal(number)
 
+    async def set_frozen(self, *, frozen: bool) -> bool:
+        """Stops or resumes every process of the job; False where it has none (any more)."""
+        if self.tree is None or self.tree.is_dead or self.ending.cause is not None:
+            return False
+        self.is_frozen = frozen
+        await self.engine.call(self.tree.leaf.freeze, frozen=frozen)
+        return True
+
     def shorten_grace(self, seconds: float | None) -> float:
         """Bounds the time between the first signal and SIGKILL, also while it runs; returns what holds now."""
         if seconds is not None and seconds < self._grace:
@@ -134,10 +149,12 @@ class LiveJob:
     async def _launch(self) -> ProcessTree:
         """Sandbox, account, pipes, command; returns once the program has been executed."""
         engine = self.engine
+        self._check_wanted()
         await engine.load_filter(self.spec.seccomp)
         engine.registry.advance(self.id, JobState.STARTING)
         merge = self.policy.merge_streams
         self._sandbox = await engine.sandboxes.take(self.spec, merge=merge)
+        self._check_wanted()
         try:
             self.account = await engine.call(self._prepare, self._sandbox)
         finally:
@@ -145,10 +162,16 @@ class LiveJob:
         for name, descriptor in zip(self.account.streams, self._sandbox.take_pipes(merge=merge), strict=True):
             self._add_stream(name, descriptor)
         self.tree = self._sandbox.tree
+        self._check_wanted()
         await self._sandbox.execute()
         self._began = time.monotonic()
         engine.registry.advance(self.id, JobState.RUNNING)
         return self.tree
+
+    def _check_wanted(self) -> None:
+        """Raises: StockadeError, where somebody has asked for the end of the job before its command could run."""
+        if self.ending.cause is not None:
+            raise StockadeError("the job was ended before its command could run")
 
     def _prepare(self, sandbox: Sandbox) -> Account:
         """Opens the account and writes the command; blocks."""
@@ -196,7 +219,8 @@ class LiveJob:
             self._loop.call_soon_threadsafe(self.wake_followers)
 
     def _on_closed(self, stream: Stream) -> None:
-        self._closed[stream].set()
+        if (closed := self._closed.get(stream)) is not None:
+            closed.set()
         self.wake_followers()
 
     async def _await_end(self, tree: ProcessTree) -> Status | None:
@@ -229,7 +253,7 @@ class LiveJob:
         if isinstance(self.ending.cause, OutOfMemory):
             return  # no time to be polite: every moment costs the host memory
         if self.is_frozen:
-            await self.engine.call(tree.leaf.freeze, frozen=False)
+            await self.engine.call_watching(tree.leaf.freeze, frozen=False)
         tree.signal(self.first_signal)
         began = time.monotonic()
         while not ended.done() and (left := began + self._grace - time.monotonic()) > 0:
@@ -247,7 +271,11 @@ class LiveJob:
             except TimeoutError:
                 self.ending.notes.append(f"{stream.name} was still held open {DRAIN:g} s after the last process was gone")
                 self.engine.pump.abandon(stream)
-                await closed.wait()
+                try:
+                    async with asyncio.timeout(DRAIN):
+                        await closed.wait()
+                except TimeoutError:  # its sink hangs, say: what it holds is on its way to the disk
+                    self.ending.notes.append(f"{stream.name} could not be stored within {DRAIN:g} s, its end may be missing")
 
     async def _clean_up(self) -> cgroup.Usage:
         """Closes and removes everything but the record."""
@@ -255,10 +283,20 @@ class LiveJob:
             await self._sandbox.end()
             self._sandbox.close()
         await self._drain()
-        usage = await self.engine.call(self._remove)
+        usage = await self.engine.call_removing(self._remove)
         if self._sandbox is not None:
             self.ending.notes += self._sandbox.notes
         return usage
+
+    async def _abandon(self) -> None:
+        """What needs no thread and no descriptor: its processes die now, what is left goes with the executor. Never raises."""
+        try:
+            if self._sandbox is not None:
+                await self._sandbox.abandon()
+            if self.account is not None:
+                self.account.close()
+        except Exception:  # noqa: BLE001 - the record must settle
+            _log.exception("job %s could not be abandoned", self.id)
 
     def _remove(self) -> cgroup.Usage:
         usage = cgroup.Usage()

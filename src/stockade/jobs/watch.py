@@ -35,8 +35,8 @@ async def watch_limits(job: LiveJob, tree: ProcessTree) -> None:
         try:
             if looks and await _look(job, tree, began, samples_memory=samples_memory):
                 return
-        except OSError:
-            pass  # no descriptor was free, say; the next look comes soon
+        except (OSError, RuntimeError):
+            pass  # no descriptor or thread was free, say; the next look comes soon
 
 
 async def _look(job: LiveJob, tree: ProcessTree, began: float, *, samples_memory: bool) -> bool:
@@ -46,13 +46,13 @@ async def _look(job: LiveJob, tree: ProcessTree, began: float, *, samples_memory
         if time.monotonic() - max(last, began) >= limits.idle_time:
             return job.ending.ask(TimedOut("idle", limits.idle_time))
     if limits.cpu_time is not None:
-        used = await job.engine.call(tree.leaf.cpu_seconds)
+        used = await job.engine.call_watching(tree.leaf.cpu_seconds)
         if used is not None and used >= limits.cpu_time:
             return job.ending.ask(TimedOut("cpu", limits.cpu_time))
     if samples_memory and limits.memory is not None:
-        held = await job.engine.call(tree_memory, tree.leaf, limits.memory)
+        held = await job.engine.call_watching(tree_memory, tree.leaf, limits.memory)
         job.peak_sample = max(held, job.peak_sample or 0)
         if held > limits.memory:
-            processes = len(await job.engine.call(tree.leaf.processes)) - 1  # init is none of the job's
+            processes = len(await job.engine.call_watching(tree.leaf.processes)) - 1  # init is none of the job's
             return job.ending.ask(OutOfMemory(limit=limits.memory, peak=held, processes=processes))
     return False

@@ -124,16 +124,22 @@ class ProcessTree:
         async with asyncio.timeout(KILL_BOUND):
             while True:
                 try:
-                    await asyncio.to_thread(self.leaf.kill)
-                except OSError:  # no descriptor was free, say; init takes all of its namespace with it
-                    with contextlib.suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                    async with asyncio.timeout(_RETRY):
+                        await asyncio.to_thread(self.leaf.kill)
+                except (OSError, RuntimeError):  # no descriptor or thread was free, say, or none within the time
+                    self.kill_init()
                 try:
                     async with asyncio.timeout(_RETRY):
                         await self.wait_gone()
                         return
                 except TimeoutError:
                     continue  # a process that forked during the kill (before Linux 6.14), or one in the D state
+
+    def kill_init(self) -> None:
+        """Kills init, which takes all of its namespace with it; needs no thread, no descriptor and no time."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def close(self) -> None:
         """Closes the descriptors; the tree must be gone."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 from collections.abc import Awaitable
 from errno import EBUSY
@@ -19,8 +20,11 @@ from stockade.ids import new_job_id
 from stockade.launcher.idslots import IdSlots, caller_map, range_map
 from stockade.launcher.process import KILL_BOUND, ProcessTree
 from stockade.launcher.spawn import LAUNCH_BOUND, ForkServer
+from stockade.launcher.waiting import wait_done
 from stockade.sandbox import cgroup, protocol
 from stockade.sandbox.spec import JOB_GID, JOB_UID, SandboxSpec
+
+_log = logging.getLogger(__name__)
 
 STANDBY_SECONDS: Final = 30.0  # a sandbox that nobody has wanted for so long is removed; the host may have changed
 
@@ -117,14 +121,7 @@ class Sandbox:
 
     def remove(self) -> cgroup.Usage:
         """Removes what `end` has emptied; what its cgroup counted is read just before that goes. Blocks."""
-        self._close_given()
-        for descriptor in (self.stdout_read, self.stderr_read, self.command, self.stdin):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.stdout_read = self.stderr_read = self.command = self.stdin = -1
-        if self._tree is None and self._body >= 0:
-            os.close(self._body)
-            self._body = -1
+        self._close_own()
         if not self.leaf.wait_empty(KILL_BOUND):
             self.notes.append(f"processes {self.leaf.processes()} were still there {KILL_BOUND:g} s after they were killed")
         usage = self.leaf.usage()
@@ -145,12 +142,33 @@ class Sandbox:
         if self._tree is not None:
             self._tree.close()
 
+    async def abandon(self) -> None:
+        """Kills its init in place and closes it, without a thread; its cgroup goes with the executor, its ids are not given back."""
+        if self._tree is not None:
+            self._tree.kill_init()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KILL_BOUND):
+                    await self._tree.wait_gone()
+            self._tree.close()
+        self._close_own()
+        self.leaf.close()
+
     async def _bounded(self, waiting: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(LAUNCH_BOUND):
                 await waiting
         except TimeoutError:
             raise LaunchFailed(step="start", call="init", path=None, errno=None, hint="the host is overloaded") from None
+
+    def _close_own(self) -> None:
+        self._close_given()
+        for descriptor in (self.stdout_read, self.stderr_read, self.command, self.stdin):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.stdout_read = self.stderr_read = self.command = self.stdin = -1
+        if self._tree is None and self._body >= 0:
+            os.close(self._body)
+            self._body = -1
 
     def _close_given(self) -> None:
         for descriptor in (self.stdout_write, self.stderr_write, *self._given):
@@ -236,11 +254,22 @@ class Sandboxes:
         return None
 
     async def _build(self, spec: SandboxSpec, *, merge: bool) -> Sandbox:
-        sandbox = await asyncio.to_thread(self._make, spec)
+        making = asyncio.get_running_loop().run_in_executor(None, self._make, spec)
+        cancelled = await wait_done(making)
+        if cancelled is not None and making.exception() is not None:
+            raise cancelled
+        sandbox = making.result()
         try:
+            if cancelled is not None:
+                raise cancelled
             await sandbox.build(self._server, merge=merge)
         except BaseException:
-            await _dispose(sandbox)
+            disposing = asyncio.create_task(_dispose(sandbox), name="stockade-disposal")
+            if (late := await wait_done(disposing)) is not None:
+                raise late from None
+            if not disposing.cancelled() and (error := disposing.exception()) is not None:
+                _log.error("a sandbox that could not be built is left to the executor's end", exc_info=error)
+                await sandbox.abandon()
             raise
         return sandbox
 

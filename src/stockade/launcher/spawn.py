@@ -8,26 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import importlib.util
+import logging
 import os
 import socket
 
 # The fork server, and the probes of the doctor, are the only programs that we start ourselves.
 import subprocess  # noqa: TID251
 import sys
-from collections.abc import Callable, Sequence
-from errno import ETIMEDOUT
+from collections.abc import AsyncIterator, Sequence
+from errno import EMFILE, ETIMEDOUT
+from signal import SIGKILL
 from typing import Any
 
 from stockade.errors import Closed, HostUnfit, LaunchFailed, Protocol
 from stockade.launcher.process import launch_hint
+from stockade.launcher.waiting import wait_done
 from stockade.sandbox import protocol
 from stockade.sandbox.cgroup import Leaf
 from stockade.sandbox.namespaces import IdMap
 from stockade.sandbox.spec import Identity
 
+_log = logging.getLogger(__name__)
+
 START_BOUND = 20.0  # seconds until the fork server must be ready
 LAUNCH_BOUND = 30.0  # seconds until it must have answered a request
+_KILLED_BOUND = 5.0  # seconds until the pipes of a program that was killed must have ended
 # argv: how many paths, the paths, then what the module's `main` finds from argv[1] on
 _BOOT = "import sys; n = 2 + int(sys.argv[1]); sys.path[:0] = sys.argv[2:n]; del sys.argv[1:n]; from {} import main; main()"
 
@@ -35,58 +42,72 @@ _BOOT = "import sys; n = 2 + int(sys.argv[1]); sys.path[:0] = sys.argv[2:n]; del
 class ForkServer:
     """A running fork server; made by `start`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket, on_lost: Callable[[], None]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._process = process
         self._channel = channel
-        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._probed: asyncio.Future[bool] | None = None
         self._answers: dict[str, asyncio.Future[int]] = {}
         self._turn = asyncio.Lock()  # one request at a time is written to the socket
+        self._room = asyncio.Event()  # the socket takes more, or is gone
         self._filters: set[str] = set()
         self.is_lost = False
         channel.setblocking(False)
         self._loop.add_reader(channel.fileno(), self._on_readable)
 
     @classmethod
-    async def start(cls, *, leaf: Leaf, identity: Identity, log: int, on_lost: Callable[[], None]) -> ForkServer:
+    async def start(cls, *, leaf: Leaf, identity: Identity, log: int, bound: float = START_BOUND) -> ForkServer:
         """Starts the program in its own cgroup leaf; what it prints goes to the descriptor `log`.
 
         Raises: HostUnfit, where it does not come up.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        # The thread works with our descriptors, and makes a process of ours: it is waited for, whatever happens.
+        spawning = asyncio.get_running_loop().run_in_executor(None, _popen, theirs.fileno(), leaf, identity, log)
+        cancelled = await wait_done(spawning)
+        theirs.close()
         try:
-            process = await asyncio.to_thread(_popen, theirs.fileno(), leaf, identity, log)
+            process = spawning.result()
         except BaseException:
             ours.close()
+            if cancelled is not None:
+                raise cancelled from None
             raise
-        finally:
-            theirs.close()
-        server = cls(process, ours, on_lost)
+        server = cls(process, ours)
         try:
-            async with asyncio.timeout(START_BOUND):
+            if cancelled is not None:
+                raise cancelled
+            async with asyncio.timeout(bound):
                 await server._ready
-        except (TimeoutError, LaunchFailed) as error:
-            await server.close()
-            raise HostUnfit(f"the fork server did not come up: {error}", feature="fork server", hint="see `stockade doctor`") from None
+        except BaseException as error:
+            process.kill()  # it has no jobs yet
+            if (late := await wait_done(asyncio.create_task(server.close()))) is not None:
+                raise late from None
+            if not isinstance(error, TimeoutError | LaunchFailed):
+                raise
+            why = f"not ready within {bound:g} s" if isinstance(error, TimeoutError) else "it ended at once"
+            raise HostUnfit(f"the fork server did not come up: {why}", feature="fork server", hint="see `stockade doctor`") from None
         return server
 
     async def probe(self, scratch: Leaf) -> bool:
         """True where CLONE_INTO_CGROUP works here; tried once with an empty scratch leaf."""
         self._probed = self._loop.create_future()
-        await self._send(protocol.encode("probe"), (scratch.directory,))
-        async with asyncio.timeout(START_BOUND):
-            return await self._probed
+        async with _bounded(START_BOUND):
+            await self._send(protocol.encode("probe"), (scratch.directory,))
+            await self._probed
+        return self._probed.result()
 
     async def enter_by_procs(self) -> None:
         """Has every init join its cgroup by cgroup.procs, without trying CLONE_INTO_CGROUP."""
-        await self._send(protocol.encode("join"))
+        async with _bounded(START_BOUND):
+            await self._send(protocol.encode("join"))
 
     async def add_filter(self, name: str, program: bytes) -> None:
         """Gives the fork server a compiled seccomp profile."""
         if name not in self._filters:
-            await self._send(protocol.encode("filter", name=name, program=base64.b64encode(program).decode()))
+            async with _bounded(LAUNCH_BOUND):
+                await self._send(protocol.encode("filter", name=name, program=base64.b64encode(program).decode()))
             self._filters.add(name)
 
     async def launch(self, name: str, descriptors: Sequence[int], *, uid_map: IdMap, gid_map: IdMap) -> tuple[int, socket.socket]:
@@ -101,15 +122,14 @@ class ForkServer:
         self._answers[name] = answer
         try:
             message = protocol.encode("launch", sandbox=name, uid_map=uid_map, gid_map=gid_map)
-            await self._send(message, (descriptors[0], theirs.fileno(), *descriptors[1:]))
-            async with asyncio.timeout(LAUNCH_BOUND):
-                return await answer, ours
-        except BaseException as error:
+            async with _bounded(LAUNCH_BOUND):
+                await self._send(message, (descriptors[0], theirs.fileno(), *descriptors[1:]))
+                await answer
+            return answer.result(), ours
+        except BaseException:
             ours.close()
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 os.close(answer.result())  # cancelled at the very moment at which it came
-            if isinstance(error, TimeoutError):
-                raise LaunchFailed(step="clone", call="fork server", path=None, errno=ETIMEDOUT, hint="the host is overloaded") from None
             raise
         finally:
             self._answers.pop(name, None)
@@ -141,10 +161,10 @@ class ForkServer:
                     protocol.send(self._channel, message, descriptors)
                     return
                 except BlockingIOError:
-                    writable = asyncio.Event()
-                    self._loop.add_writer(self._channel.fileno(), writable.set)
+                    self._room.clear()
+                    self._loop.add_writer(self._channel.fileno(), self._room.set)
                     try:
-                        await writable.wait()
+                        await self._room.wait()
                     finally:
                         if not self.is_lost:
                             self._loop.remove_writer(self._channel.fileno())
@@ -159,17 +179,42 @@ class ForkServer:
             return
         except OSError:
             data, descriptors = b"", []
-        if data:
-            self._take(protocol.decode(data), descriptors)
-        else:
+        except protocol.DescriptorsLost as error:
+            self._fail_cut(error.data)
+            return
+        except Protocol:
+            _log.exception("the fork server broke its protocol")
+            return
+        if not data:
             self._lose()
+            return
+        try:
+            self._take(protocol.decode(data), descriptors)
+        except (Protocol, LookupError, TypeError, ValueError):  # what it was about has a bound
+            _log.exception("the fork server broke its protocol")
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _fail_cut(self, data: bytes) -> None:
+        """A pidfd did not reach us; its init ends when the launch that has failed closes the report socket."""
+        _log.warning("the process limit of open files was reached as a sandbox was launched")
+        try:
+            answer = self._answers.get(protocol.decode(data)["sandbox"])
+        except (Protocol, LookupError, TypeError):
+            return
+        if answer is not None and not answer.done():
+            hint = "raise the limit of open files of this process (RLIMIT_NOFILE), or run fewer jobs at once"
+            answer.set_exception(LaunchFailed(step="clone", call="recvmsg(pidfd)", path=None, errno=EMFILE, hint=hint))
 
     def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
         match message["is"]:
             case "ready":
-                self._ready.set_result(None)
+                if not self._ready.done():
+                    self._ready.set_result(None)
             case "probed" if self._probed is not None:
-                self._probed.set_result(bool(message["into_cgroup"]))
+                if not self._probed.done():
+                    self._probed.set_result(bool(message["into_cgroup"]))
             case "launched":
                 answer = self._answers.get(message["sandbox"])
                 if answer is not None and not answer.done():
@@ -184,8 +229,6 @@ class ForkServer:
                 pass  # the job's own pidfd tells as much
             case kind:
                 raise Protocol(f"the fork server said {kind!r}")
-        for descriptor in descriptors:
-            os.close(descriptor)
 
     def _lose(self) -> None:
         if self.is_lost:
@@ -194,13 +237,22 @@ class ForkServer:
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
+        self._room.set()
         error = LaunchFailed(step="clone", call="fork server", path=None, errno=None, hint="the fork server is gone; make a new executor")
         waiting: list[asyncio.Future[Any]] = [*self._answers.values(), self._ready, *([self._probed] if self._probed else [])]
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
                 future.exception()
-        self._on_lost()
+
+
+@contextlib.asynccontextmanager
+async def _bounded(seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise LaunchFailed(step="clone", call="fork server", path=None, errno=ETIMEDOUT, hint="the host is overloaded") from None
 
 
 def run_isolated(module: str, *arguments: str, bound: float) -> subprocess.CompletedProcess[bytes]:
@@ -215,8 +267,15 @@ def run_isolated(module: str, *arguments: str, bound: float) -> subprocess.Compl
         stdout, stderr = process.communicate(timeout=bound)
     except subprocess.TimeoutExpired:
         process.kill()
-        stdout, stderr = process.communicate()
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+        try:
+            stdout, stderr = process.communicate(timeout=_KILLED_BOUND)
+        except subprocess.TimeoutExpired as late:  # it cannot die, or a child of it holds the pipes
+            stdout, stderr = late.output or b"", late.stderr or b""
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+            process.poll()
+    return subprocess.CompletedProcess(process.args, -SIGKILL if process.returncode is None else process.returncode, stdout, stderr)
 
 
 def _popen(channel: int, leaf: Leaf, identity: Identity, log: int) -> subprocess.Popen[bytes]:

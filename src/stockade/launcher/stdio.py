@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import select
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from errno import EPIPE
+from typing import ParamSpec, Protocol
+
+P = ParamSpec("P")
+_log = logging.getLogger(__name__)
 
 CHUNK = 256 * 1024
 PIPE_SIZE = 1024 * 1024
@@ -66,16 +71,20 @@ class Pump:
         self._abandoned: set[Stream] = set()
         self._lock = threading.Lock()
         self._closing = False
+        self._has_died = False
         self._buffer = bytearray(CHUNK)
         self._thread = threading.Thread(target=self._run, name="stockade-pump", daemon=True)
         self._thread.start()
 
     def add(self, stream: Stream) -> None:
-        """Takes over a stream; its descriptor is closed by the pump."""
+        """Takes over a stream; its descriptor is closed by the pump. Raises: OSError, where the thread has died."""
         os.set_blocking(stream.descriptor, False)
         with contextlib.suppress(OSError):  # over the user's share of pipe memory: the default size does as well
             fcntl.fcntl(stream.descriptor, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         with self._lock:
+            if self._has_died:
+                os.close(stream.descriptor)
+                raise OSError(EPIPE, "the thread that stores output has died; make a new executor")
             self._streams[stream.descriptor] = stream
             self._epoll.register(stream.descriptor, select.EPOLLIN)
 
@@ -99,16 +108,25 @@ class Pump:
             os.write(self._wake_write, b"w")
 
     def _run(self) -> None:
-        while True:
-            for descriptor, _ in self._epoll.poll():
-                if descriptor == self._wake_read:
-                    self._on_wake()
-                else:
-                    self._move(self._streams[descriptor])
-            if self._closing:
-                for stream in list(self._streams.values()):
-                    self._finish(stream)
-                return
+        try:
+            while not self._closing:
+                self._take_turn()
+            for stream in list(self._streams.values()):
+                self._finish(stream)
+        except BaseException as error:  # noqa: BLE001 - a bug of ours: every job would wait for its streams for ever
+            _log.exception("the thread that stores output has died")
+            with self._lock:
+                self._has_died = True
+            reason = RuntimeError(f"the thread that stores output has died: {error!r}")
+            for stream in list(self._streams.values()):
+                self._fail(stream, reason)
+
+    def _take_turn(self) -> None:
+        for descriptor, _ in self._epoll.poll():
+            if descriptor == self._wake_read:
+                self._on_wake()
+            elif (stream := self._streams.get(descriptor)) is not None:  # not abandoned earlier in this very batch
+                self._move_or_fail(stream)
 
     def _on_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -117,9 +135,15 @@ class Pump:
             abandoned, self._abandoned = self._abandoned, set()
         for stream in abandoned:
             if self._streams.get(stream.descriptor) is stream:
-                self._move(stream)
+                self._move_or_fail(stream)
             if self._streams.get(stream.descriptor) is stream:
                 self._finish(stream)
+
+    def _move_or_fail(self, stream: Stream) -> None:
+        try:
+            self._move(stream)
+        except Exception as error:  # noqa: BLE001 - this stream's end, not that of the others
+            self._fail(stream, error)
 
     def _move(self, stream: Stream) -> None:
         """One read and one write, so that no stream starves another."""
@@ -136,19 +160,32 @@ class Pump:
         try:
             if not stream.sink.write(memoryview(self._buffer)[:count]):
                 stream.discarding = True
-                stream.on_over_cap(stream)
+                _tell(stream.on_over_cap, stream)
         except Exception as error:  # noqa: BLE001 - whatever a sink raises is this stream's end, not the pump's
             stream.discarding = True
-            stream.on_failed(stream, error)
-        stream.on_progress(stream)
+            _tell(stream.on_failed, stream, error)
+        _tell(stream.on_progress, stream)
+
+    def _fail(self, stream: Stream, error: Exception) -> None:
+        _tell(stream.on_failed, stream, error)
+        self._finish(stream)
 
     def _finish(self, stream: Stream) -> None:
         with self._lock:
-            del self._streams[stream.descriptor]
-            self._epoll.unregister(stream.descriptor)
+            if self._streams.pop(stream.descriptor, None) is None:
+                return
+            with contextlib.suppress(OSError, ValueError):  # closing the descriptor does it as well, but for its copies
+                self._epoll.unregister(stream.descriptor)
         os.close(stream.descriptor)
         try:
             stream.sink.close()
         except Exception as error:  # noqa: BLE001 - as above
-            stream.on_failed(stream, error)
-        stream.on_closed(stream)
+            _tell(stream.on_failed, stream, error)
+        _tell(stream.on_closed, stream)
+
+
+def _tell(callback: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    try:
+        callback(*args, **kwargs)
+    except Exception:  # noqa: BLE001 - the event loop of this job is closed, say; the other streams go on
+        _log.exception("nobody could be told of a stream")

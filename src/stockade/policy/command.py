@@ -90,7 +90,6 @@ class Command(Strict):
     env: Annotated[Mapping[str, str], Checked(variables)] = Field(default_factory=Environment)  # on top of the policy's
     replace_env: Annotated[bool, Checked(flag)] = False  # `env` is the whole environment instead
     stdin: Annotated[bytes | None, Checked(_stdin)] = None  # None: /dev/null
-    interactive: Annotated[bool, Checked(flag)] = False  # stdin stays open after `stdin` has been written
     timeout: Annotated[
         float | None,
         Checked(bounded(parse_seconds, format_seconds, 0.001, LONGEST, optional=True)),
@@ -115,7 +114,6 @@ def command(
     env: Mapping[str, str] | None = None,
     replace_env: bool = False,
     stdin: bytes | None = None,
-    interactive: bool = False,
     timeout: float | str | None = None,
     label: str | None = None,
 ) -> Command:
@@ -130,7 +128,6 @@ def command(
             "env": {} if env is None else env,
             "replace_env": replace_env,
             "stdin": stdin,
-            "interactive": interactive,
             "timeout": timeout,
             "label": label,
         }

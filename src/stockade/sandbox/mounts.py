@@ -16,7 +16,6 @@ from errno import ESTALE
 from stockade.sandbox import syscalls
 from stockade.sandbox.syscalls import KernelError
 
-_RECURSIVE = syscalls.AT_EMPTY_PATH | syscalls.AT_RECURSIVE
 _NO_LINKS = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -28,6 +28,14 @@ ENDED = "ended"  # {"code"} or {"signal"}: the command's wait status
 SIGNALLED = "signalled"  # {"signal", "fatal"}: a relayed signal has been sent to every process; whether it must end the command
 
 
+class DescriptorsLost(Protocol):
+    """A datagram came without the descriptors that were sent with it: no number was free for them (EMFILE)."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__("descriptors were cut")
+        self.data = data
+
+
 def encode(kind: str, **fields: Any) -> bytes:
     """One message as bytes."""
     return json.dumps({"v": VERSION, "is": kind, **fields}, separators=(",", ":")).encode()
@@ -105,7 +113,8 @@ def send(channel: socket.socket, message: bytes, descriptors: tuple[int, ...] = 
 def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
     """One datagram and the descriptors that came with it (close-on-exec); (b"", []) where the peer is gone.
 
-    Raises: BlockingIOError, where the channel is non-blocking and empty; Protocol, where the datagram was cut.
+    Raises: BlockingIOError, where the channel is non-blocking and empty; Protocol, where the datagram was cut, DescriptorsLost, where
+    only what came with it was.
     """
     space = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
     data, ancillary, flags, _ = channel.recvmsg(MAX_MESSAGE + 1, space, socket.MSG_CMSG_CLOEXEC)
@@ -116,5 +125,7 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         for descriptor in descriptors:
             os.close(descriptor)
-        raise Protocol("datagram or its descriptors were cut")
+        if flags & socket.MSG_TRUNC:
+            raise Protocol("datagram was cut")
+        raise DescriptorsLost(data)
     return data, list(descriptors)

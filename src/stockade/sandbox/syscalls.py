@@ -30,7 +30,6 @@ _COMMON = {
 }
 
 AT_FDCWD = -100
-AT_SYMLINK_NOFOLLOW = 0x100
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 
@@ -46,13 +45,10 @@ CLONE_CLEAR_SIGHAND = 0x100000000
 CLONE_INTO_CGROUP = 0x200000000
 ALL_NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET | CLONE_NEWCGROUP
 
-CLOSE_RANGE_CLOEXEC = 4
-
 MNT_DETACH = 2
 MOUNT_ATTR_RDONLY = 0x1
 MOUNT_ATTR_NOSUID = 0x2
 MOUNT_ATTR_NODEV = 0x4
-MOUNT_ATTR_NOEXEC = 0x8
 MOUNT_ATTR_IDMAP = 0x100000
 MOVE_MOUNT_F_EMPTY_PATH = 0x4
 MS_RDONLY = 0x1
@@ -68,9 +64,6 @@ RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
-
-FALLOC_FL_KEEP_SIZE = 0x1
-FALLOC_FL_PUNCH_HOLE = 0x2
 
 KEYCTL_JOIN_SESSION_KEYRING = 1
 POSIX_SPAWN_SETSIGDEF = 0x04
@@ -139,7 +132,6 @@ _unshare = _function("unshare", _int)
 _setns = _function("setns", _int, _int)
 _prctl = _function("prctl", _int, _ulong, _ulong, _ulong, _ulong)
 _signalfd = _function("signalfd", _int, _str, _int)
-_fallocate = _function("fallocate", _int, _int, ctypes.c_int64, ctypes.c_int64)
 _spawn = _function("posix_spawn", _ptr, _str, _ptr, _ptr, _ptr, _ptr)
 _spawn_actions_init = _function("posix_spawn_file_actions_init", _ptr)
 _spawn_actions_dup2 = _function("posix_spawn_file_actions_adddup2", _ptr, _int, _int)
@@ -281,11 +273,6 @@ def signalfd(signals: set[int]) -> int:
     """signalfd(2): a non-blocking descriptor, readable when one of `signals` (blocked beforehand) is pending."""
     mask = sum(1 << (number - 1) for number in signals).to_bytes(128, "little")
     return _check(_signalfd(-1, mask, SFD_CLOEXEC | SFD_NONBLOCK), "signalfd")
-
-
-def punch_hole(descriptor: int, offset: int, length: int) -> None:
-    """fallocate(FALLOC_FL_PUNCH_HOLE): gives the blocks of a range back; offsets and size stay as they are."""
-    _check(_fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length), "fallocate")
 
 
 def posix_spawn(path: bytes, argv: list[bytes], environment: list[bytes], *, stdin: int | None, stdout: int, stderr: int) -> int:

@@ -7,16 +7,17 @@ bounded by `max_output_bytes`, and the bank's file is the spill: always written,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import posixpath
 import secrets
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stockade.bank.windows import held_back
 from stockade.config import Config
-from stockade.errors import InvalidRequest, StateError, StockadeError, UnknownJob
+from stockade.errors import Closed, InvalidRequest, StateError, StockadeError, UnknownJob
 from stockade.executor import Executor
 from stockade.policy.checks import text
 from stockade.policy.model import Overflow, Policy
@@ -42,6 +43,7 @@ MAX_SPILL_BYTES: Final = 64 << 20  # up to this length a stream is whole in one 
 GRACE_MS: Final = 3_000
 SHELL: Final = "bash"
 _WHO: Final = "bash-local"
+_CLOSED: Final = "its bash executor was closed"
 # The bank cuts a stream that is kept as a tail into quarters of its cap.
 _FILES: Final = 4
 
@@ -101,7 +103,8 @@ class SandboxedBash(BashExecutor):
         )
         self._job_owner = f"bash-{secrets.token_hex(8)}"
         self._entries: dict[BashTaskId, _Entry] = {}
-        self._work: set[asyncio.Task[Any]] = set()
+        self._running: set[str] = set()  # jobs, of tasks and of foreground commands
+        self._work: set[asyncio.Task[None]] = set()
         self._started = 0
 
     @classmethod
@@ -161,6 +164,8 @@ class SandboxedBash(BashExecutor):
         except asyncio.CancelledError:
             await asyncio.shield(self._executor.kill(job_id, reason="the caller's task was cancelled"))
             raise
+        finally:
+            self._running.discard(job_id)
         if record.outcome is None:
             await self._executor.result(job_id)  # raises the reason
         assert record.outcome is not None
@@ -188,9 +193,11 @@ class SandboxedBash(BashExecutor):
             self._over(entry, "killed")
             return task
         except BaseException:
-            del self._entries[task.id]
+            self._entries.pop(task.id, None)
             raise
         self._keep(self._see_through(entry, entry.job_id))
+        if task.status == "killed":  # meanwhile, by who found it in the list
+            self._keep(self._executor.kill(entry.job_id))
         return task
 
     def get(self, task_id: str) -> BashTask | None:
@@ -225,16 +232,16 @@ class SandboxedBash(BashExecutor):
     async def kill(self, task_id: str) -> bool:
         """See `BashExecutor.kill`. A task that had ended by itself turns out as completed, whenever the kill came (U-25)."""
         entry = self._entry(task_id)
-        if entry.task.status != "running" or entry.job_id is None:
+        if entry.task.status != "running":
             return False
         entry.task.status = "killed"
-        self._keep(self._executor.kill(entry.job_id))
-        await asyncio.sleep(0)
+        if entry.job_id is not None:
+            self._keep(self._executor.kill(entry.job_id))
+            await asyncio.sleep(0)
         return True
 
     async def _close(self) -> None:
-        running = [entry.job_id for entry in self._entries.values() if not entry.task.done.is_set() and entry.job_id is not None]
-        await asyncio.gather(*(self._executor.kill(job_id) for job_id in running), return_exceptions=True)
+        await asyncio.gather(*(self._executor.kill(job_id, reason=_CLOSED) for job_id in self._running), return_exceptions=True)
         while self._work:
             await asyncio.wait(set(self._work))
         self._entries.clear()
@@ -252,13 +259,23 @@ class SandboxedBash(BashExecutor):
             abort=spec.signal,
             cwd=spec.workdir,
             env={**QUIET, **(spec.env or {})},
-            stdin=None if spec.stdin is None else spec.stdin.encode(),
+            stdin=None if spec.stdin is None else spec.stdin.encode(errors="replace"),
             label=spec.command[:200],
         )
+        if self.is_closed:  # meanwhile
+            await self._executor.kill(job.id, reason=_CLOSED)
+            self._check_open()
+        self._running.add(job.id)
         return job.id
 
     async def _see_through(self, entry: _Entry, job_id: str) -> None:
-        record = await self._executor.wait(job_id)
+        try:
+            record = await self._executor.wait(job_id)
+        except Closed:  # the executor has ended it, and can no longer be asked how
+            self._over(entry, "killed")
+            return
+        finally:
+            self._running.discard(job_id)
         if record.outcome is None:
             entry.note = f"spawn failed: {record.error.message if record.error is not None else record.state}"
             self._over(entry, "killed")
@@ -271,8 +288,12 @@ class SandboxedBash(BashExecutor):
         entry.task.done.set()
         self._announce(entry.task)
 
-    def _keep(self, work: Any) -> None:
-        task: asyncio.Task[Any] = asyncio.create_task(work)
+    def _keep(self, work: Coroutine[Any, Any, object]) -> None:
+        async def done() -> None:
+            with contextlib.suppress(Closed):  # whatever was still to be ended is
+                await work
+
+        task = asyncio.create_task(done())
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
@@ -325,7 +346,7 @@ class SandboxedBash(BashExecutor):
     async def _spill_path(self, job_id: str, stream: str) -> str | None:
         """The bank's file, where it is one and holds the stream from its beginning."""
         paths = await self._executor.files(job_id, stream)
-        return paths[0] if len(paths) == 1 else None
+        return paths[0] if len(paths) == 1 and await self._executor.call(os.path.exists, paths[0]) else None
 
 
 def sections(stdout: str, stderr: str) -> str:

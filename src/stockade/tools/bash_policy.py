@@ -52,7 +52,7 @@ def check_directory(field: str, path: str) -> None:
         number = getattr(error, "errno", None)
         why = f"{errno_names.errorcode.get(number, number)}: {os.strerror(number)}" if isinstance(number, int) else str(error)
         raise InvalidRequest(
-            f"{field}: {shown(path)} cannot be used: {why}", field=field, hint="name an existing directory that the sandbox shows"
+            f"{field}: {path!r:.300} cannot be used: {why}", field=field, hint="name an existing directory that the sandbox shows"
         ) from None
 
 

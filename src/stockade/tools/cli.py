@@ -106,7 +106,7 @@ def explain(options: RunOptions, json: AsJson = False) -> int:
                 spec = await executor.explain(wanted.command)
             return render.as_json(render.plan_fields(spec)) if json else "\n".join(map(render.printable, spec.describe()))
 
-        print(re.sub(rf"{place}/run/etc[^ \")]*", "<state>/etc", asyncio.run(plan())))
+        print(re.sub(rf"{re.escape(place)}/run/etc[^ \")]*", "<state>/etc", asyncio.run(plan())))
     return 0
 
 
@@ -203,16 +203,17 @@ def purge(
     older_than: Annotated[str | None, typer.Option("--older-than", metavar="TIME", help="Remove what ended before, such as 7d.")] = None,
     keep_count: Annotated[int | None, typer.Option("--keep-count", metavar="COUNT", min=0, help="Keep so many, the newest.")] = None,
     keep_bytes: Annotated[str | None, typer.Option("--keep-bytes", metavar="SIZE", help="Keep so much on disk, such as 1G.")] = None,
+    unread: Annotated[bool, typer.Option("--unread", help="Also what nobody has read; else that stays.")] = False,
     only_say: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> int:
-    """Remove ended jobs with their output; their ids are printed. Refuses while an executor uses the state directory."""
+    """Remove ended jobs that were read, with their output; their ids are printed. Refuses while an executor uses the state directory."""
     from stockade.tools import render
     from stockade.tools.options import retention
     from stockade.tools.state import find_layout
     from stockade.tools.state import purge as purge_directory
 
     wanted = retention(older_than, keep_count, keep_bytes)
-    done = purge_directory(find_layout(state_dir), wanted, only_say=only_say)
+    done = purge_directory(find_layout(state_dir), wanted, unread=unread, only_say=only_say)
     for job_id in done.removed:
         print(job_id)
     _say(f"stockade: {'would remove' if only_say else 'removed'} {len(done.removed)}, {render.size(done.bytes)} on disk")

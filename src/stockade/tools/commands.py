@@ -1,7 +1,7 @@
 """Background commands for agents (contract N): started at once, looked at later, owned by the host object that started them.
 
     async with await BackgroundCommands.open() as commands:
-        commands.register_background_command_tools(BackgroundCommandPolicy(allowed_executables=["git"], cwd_root="/work/project"))
+        commands.register_background_command_tools(BackgroundCommandPolicy(allowed_executables=["git"], cwd_root="/srv/project"))
         await commands.tools.call("run_command_bg", {"argv": ["git", "status"]})
 
 The methods raise typed errors; the tools refuse in band. Everything else is the executor's: this module says who may see what, and

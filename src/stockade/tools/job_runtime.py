@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, TypeVar
 
@@ -138,9 +138,9 @@ class JobRuntime:
         job = self._jobs[snapshot.id] = _Job(snapshot, producer, output_limit_bytes)
         job.watching = asyncio.create_task(self._watch(job), name=f"stockade-{snapshot.id}")
         self._tell_changed(owner)
-        if self._closed:  # meanwhile
+        if self._closed or (owner is not None and not self._is_live(owner)):  # meanwhile
             await self._tear_down([job])
-            raise _closed()
+            raise _closed() if self._closed else _not_live(owner)
         return snapshot
 
     def list(self, caller: str | None) -> tuple[JobSnapshot, ...]:
@@ -158,10 +158,7 @@ class JobRuntime:
         """
         job = self._visible(job_id, caller)
         seen = job.snapshot
-        if job.producer.streams:
-            text = _bounded(await job.producer.read(), job.limit)
-        else:
-            text = job.output if seen.settled else ""
+        text = _bounded(await job.producer.read(), job.limit) if job.producer.streams else job.output
         if seen.settled:
             self._report(job)
         return text, seen
@@ -238,7 +235,7 @@ class JobRuntime:
         ):
             raise InvalidRequest("output_limit_bytes must be a positive safe integer", field="output_limit_bytes")
         if owner is not None and not self._is_live(owner):
-            raise NotAllowed(f"owner {owner!r:.80} is not a live session", field="owner", hint="start jobs from a live session")
+            raise _not_live(owner)
         busy = self._starting.get(owner, 0) + sum(
             1 for job in self._jobs.values() if not job.snapshot.settled and job.snapshot.owner == owner
         )
@@ -268,7 +265,7 @@ class JobRuntime:
             if (listener := self._done.get(number)) is not None:
                 _contained(listener, job.snapshot)
 
-    async def _tear_down(self, jobs: list[_Job]) -> None:
+    async def _tear_down(self, jobs: Sequence[_Job]) -> None:
         for job in jobs:
             job.snapshot = dataclasses.replace(job.snapshot, reported=True)
             if job.settled.is_set():
@@ -329,3 +326,7 @@ def _bounded(text: str, limit: int | None) -> str:
 
 def _closed() -> Closed:
     return Closed("the job runtime was closed and starts nothing more", hint="make a new one")
+
+
+def _not_live(owner: str | None) -> NotAllowed:
+    return NotAllowed(f"owner {owner!r:.80} is not a live session", field="owner", hint="start jobs from a live session")

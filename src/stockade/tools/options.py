@@ -64,7 +64,7 @@ class RunOptions:
     rw: Annotated[list[str] | None, _option("--rw", "PATH", "Make PATH visible and writable. Repeatable.")] = None
     memory: Annotated[str | None, _option("--memory", "SIZE", "Memory of all processes together, such as 512M; or none.")] = None
     cpus: Annotated[str | None, _option("--cpus", "NUMBER", "CPUs that may be kept busy, such as 0.5 or 2; or none.")] = None
-    pids: Annotated[int | None, _option("--pids", "COUNT", "Processes and threads at a time.")] = None
+    pids: Annotated[str | None, _option("--pids", "COUNT", "Processes and threads at a time.")] = None
     timeout: Annotated[str | None, _option("--timeout", "TIME", "Time that may pass: seconds, or 90s, 5m, 1h; or none.")] = None
     cpu_time: Annotated[str | None, _option("--cpu-time", "TIME", "CPU time of all processes together.")] = None
     idle: Annotated[str | None, _option("--idle", "TIME", "Time that may pass without output.")] = None
@@ -170,7 +170,9 @@ def _policy(options: RunOptions) -> Policy:
         return base.replace(**changes)
     except PolicyError as error:
         option = _OPTION_OF.get(error.field, f"--{error.field}")
-        raise PolicyError(f"{option}: {error.message.removeprefix(f'{error.field}: ')}", field=error.field, hint=error.hint) from None
+        # The library's None is written as a word here.
+        why = error.message.removeprefix(f"{error.field}: ").replace("or None for no limit", "or none for no limit")
+        raise PolicyError(f"{option}: {why}", field=error.field, hint=error.hint) from None
 
 
 def _policy_file(path: str) -> Policy:
@@ -203,6 +205,8 @@ def _variables(given: list[str] | tuple[()], environment: dict[str, str]) -> dic
     variables: dict[str, str] = {}
     for entry in given:
         name, separator, value = entry.partition("=")
+        if not name:
+            raise InvalidRequest(f"--env: {entry!r} names no variable", field="env", hint="give NAME=VALUE, or NAME alone")
         if not separator:
             if name not in environment:
                 raise InvalidRequest(f"--env: {name!r} is not set here", field="env", hint=f"give its value: --env {name}=VALUE")

@@ -9,35 +9,33 @@ import codecs
 import re
 import select
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from stockade.bank.artifacts import ArtifactStore
 from stockade.bank.bank import Bank
-from stockade.bank.retention import Kept, Retention
-from stockade.bank.retention import select as select_kept
+from stockade.bank.retention import Removal, Retention
 from stockade.bank.windows import StreamReader
 from stockade.config import from_environment
-from stockade.errors import InvalidRequest, StateError, StockadeError, UnknownJob
+from stockade.errors import InvalidRequest, StateError, UnknownJob
+from stockade.jobs import purging
 from stockade.jobs.control import ask_to_kill
 from stockade.jobs.directory import Layout, Owner, StateDirectory, living_owner, look
-from stockade.jobs.reader import MOST_ROWS, StoreReader
+from stockade.jobs.reader import StoreReader
 from stockade.jobs.records import JobRecord
 from stockade.jobs.store import Store
 from stockade.tools.outlet import write_all
 from stockade.tools.render import printable
 
 PERIOD: Final = 0.1  # seconds between two looks of `logs -f`
-COMMIT_BOUND: Final = 30.0  # seconds within which a removed record is gone from the registry
 _LOOKS: Final = 5
 _CONTROLS: Final = re.compile(r"[^\n\t\r -\x7e\xa0-\U0010ffff]")
 
 
 def find_layout(state_dir: str | None) -> Layout:
     """The state directory that is meant. Raises: InvalidRequest where none is named, StateError where there is none."""
-    found = state_dir or from_environment().state_dir
+    found = from_environment().state_dir if state_dir is None else state_dir
     if found is None:
         raise InvalidRequest("no state directory is named", field="state_dir", hint="give --state-dir DIR, or set STOCKADE_STATE_DIR")
     return look(found)
@@ -180,61 +178,22 @@ def _pause() -> bool:
     return not hangup.poll(PERIOD * 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Purged:
-    """What was removed, or would have been."""
-
-    removed: tuple[str, ...]
-    bytes: int
-    failed: tuple[tuple[str, str], ...]
-
-
-def purge(layout: Layout, retention: Retention, *, only_say: bool) -> Purged:
+def purge(layout: Layout, retention: Retention, *, unread: bool, only_say: bool) -> Removal:
     """Removes settled jobs, with their output and artifacts, that `retention` does not keep; no executor may live there.
 
-    Raises: StateError where one does, or where the directory cannot be used.
+    What nobody has read stays, but with `unread`. Raises: StateError where one does, or where the directory cannot be used.
     """
-    with _held(layout) as (artifacts, store):
-        with StoreReader.open(layout.database) as reader:
-            records = {record.id: record for record in _all(reader)}
-        unsettled = [record.id for record in records.values() if not record.settled]
-        kept = {item.id: item for item in artifacts.kept(pinned=unsettled)}
-        for record in records.values():
-            if record.id not in kept:  # it never had output
-                kept[record.id] = Kept(record.id, "job", record.ended_at or 0.0, 0, not record.settled)
-        removed: list[Kept] = []
-        failed: list[tuple[str, str]] = []
-        for item in select_kept(kept.values(), retention, now=time.time()):
-            try:
-                if not only_say:
-                    _remove(item, artifacts, store, is_recorded=item.id in records)
-                removed.append(item)
-            except (OSError, StockadeError, TimeoutError) as error:
-                failed.append((item.id, str(error)))
-    return Purged(tuple(item.id for item in removed), sum(item.size for item in removed), tuple(failed))
-
-
-@contextmanager
-def _held(layout: Layout) -> Iterator[tuple[ArtifactStore, Store]]:
-    with StateDirectory.open(layout.root), Store.open(layout.database) as store:
-        yield ArtifactStore(Bank(layout.bank)), store
-
-
-def _all(reader: StoreReader) -> Iterator[JobRecord]:
-    before: int | None = None
-    while True:
-        page = reader.list(limit=MOST_ROWS, before=before)
-        yield from page.records
-        if page.next is None:
-            return
-        before = page.next
-
-
-def _remove(item: Kept, artifacts: ArtifactStore, store: Store, *, is_recorded: bool) -> None:
-    """The output first: a record without it can be removed again, output without a record would be forgotten."""
-    if item.kind == "artifact":
-        artifacts.delete(item.id)
-        return
-    artifacts.remove_job(item.id)
-    if is_recorded:
-        store.delete(item.id).result(COMMIT_BOUND)
+    with StateDirectory.open(layout.root), Store.open(layout.database) as store, StoreReader.open(layout.database) as reader:
+        bank = Bank(layout.bank)
+        artifacts = ArtifactStore(bank)
+        if not only_say:
+            bank.empty_trash()
+        return purging.purge(
+            artifacts,
+            reader.every,
+            store.delete,
+            retention,
+            now=time.time(),
+            unread=unread,
+            only_say=only_say,
+        )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stockade.errors import StateError
-from stockade.jobs.directory import Layout, StateDirectory, living_owner, look
+from stockade.jobs.directory import Layout, StateDirectory, living_owner, look, sweep
 
 HOLDER = """
 import sys
@@ -116,6 +116,44 @@ def test_a_directory_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) 
     assert os.listdir(tmp_path) == ["thesis.tex"]
     with pytest.raises(StateError, match="no state directory"):
         look(str(tmp_path))
+
+
+def test_a_directory_of_somebody_else_is_not_said_to_be_open_but_not_ours(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "thesis.tex").write_text("chapter one")
+    with pytest.raises(StateError, match="not empty and no state directory") as caught:
+        StateDirectory.open(str(tmp_path))
+    assert "chmod" not in str(caught.value.hint)
+    (tmp_path / "thesis.tex").unlink()
+    with pytest.raises(StateError, match="open to others"):
+        StateDirectory.open(str(tmp_path))
+
+
+@pytest.mark.parametrize(("path", "why"), [("", "is empty"), ("a\0b", "contains a NUL byte")])
+def test_a_path_that_is_none_is_refused(path: str, why: str) -> None:
+    for use in (StateDirectory.open, look):
+        with pytest.raises(StateError, match=why):
+            use(path)
+
+
+def test_a_temporary_directory_whose_executor_was_killed_is_swept_and_no_other(tmp_path: Path, spawn: Callable[..., Any]) -> None:
+    killed = str(tmp_path / "stockade-killed")
+    child = spawn(HOLDER.replace("open(sys.argv[1])", "open(sys.argv[1], temporary=True)"), killed)
+    assert child.stdout.readline().strip()
+    living = StateDirectory.open(str(tmp_path / "stockade-living"), temporary=True)
+    StateDirectory.open(str(tmp_path / "stockade-named")).close()  # somebody's, who gave it such a name
+    (tmp_path / "stockade-foreign").mkdir(mode=0o700)
+    (tmp_path / "stockade-link").symlink_to(killed)
+    (tmp_path / "other").mkdir()
+    everything = sorted(os.listdir(tmp_path))
+    sweep(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == everything
+    child.kill()
+    child.wait(20)
+    sweep(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == [name for name in everything if name != "stockade-killed"]
+    living.close()
+    sweep(str(tmp_path / "nowhere"))
 
 
 def test_an_empty_directory_is_taken(tmp_path: Path) -> None:

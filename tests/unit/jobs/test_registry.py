@@ -24,6 +24,7 @@ from stockade.jobs.registry import Registry
 from stockade.jobs.states import ForbiddenTransition, JobState
 from stockade.jobs.store import Store
 from stockade.launcher.outcome import Exited, Killed
+from support.waiting import until
 
 WAIT = 20.0
 
@@ -262,6 +263,62 @@ def test_a_key_starts_one_job_whatever_happens_in_between(database: str, request
         registry.close(WAIT)
 
 
+def test_a_reader_that_is_busy_holds_up_no_job(registry: Registry, request_of: RequestOf) -> None:
+    """Starts read the database (keys, ids); what the event loop calls must not wait for them."""
+    job_id = registry.create(request_of(owner="me")).record.id
+    created: list[JobRecord] = []
+    with registry._reader._lock:  # somebody's long read
+        start = threading.Thread(target=lambda: created.append(registry.create(request_of(key="k")).record))
+        start.start()
+        until(lambda: registry._creating.locked(), "the start waits for the reader")
+        done: list[JobRecord] = []
+
+        def live_out() -> None:
+            registry.advance(job_id, JobState.STARTING)
+            registry.advance(job_id, JobState.RUNNING)
+            assert registry.peek(job_id, "me") is not None
+            assert registry.counters(HOST) == Counters(1, 0)
+            with pytest.raises(UnknownJob):
+                registry.advance("nosuchjob", JobState.STARTING)
+            done.append(registry.settle(job_id, Exited(0)).result(WAIT))
+            done.append(registry.acknowledge(done[0]))
+
+        living = threading.Thread(target=live_out)
+        living.start()
+        living.join(WAIT)
+        assert [record.acknowledged for record in done] == [False, True]
+        assert created == []
+    start.join(WAIT)
+    assert [record.key for record in created] == ["k"]
+
+
+def test_a_start_that_waits_while_the_registry_closes_is_refused(registry: Registry, request_of: RequestOf) -> None:
+    refused: list[BaseException] = []
+
+    def start() -> None:
+        with pytest.raises(Closed) as caught:
+            registry.create(request_of(key="k"))
+        refused.append(caught.value)
+
+    with registry._reader._lock:
+        starting = threading.Thread(target=start)
+        starting.start()
+        until(lambda: registry._creating.locked(), "the start waits for the reader")
+        registry.refuse_starts()
+    starting.join(WAIT)
+    assert len(refused) == 1
+    assert registry.unsettled() == ()
+
+
+def test_a_key_stands_for_what_the_program_is_given_too(registry: Registry, request_of: RequestOf) -> None:
+    first = registry.create(request_of("deploy", key="k", input="aa"))
+    assert registry.create(request_of("deploy", key="k", input="aa")).record == first.record
+    with pytest.raises(InvalidRequest, match="with another environment or stdin"):
+        registry.create(request_of("deploy", key="k", input="bb"))
+    old = registry.create(request_of("deploy", key="old"))  # a record of before there was such a digest
+    assert registry.create(request_of("deploy", key="old", input="bb")).record == old.record
+
+
 def test_of_many_threads_with_one_key_one_starts(registry: Registry, request_of: RequestOf) -> None:
     barrier = threading.Barrier(8)
     created: list[Any] = []
@@ -426,12 +483,16 @@ def test_on_a_full_disk_jobs_end_and_the_registry_stays_true(
     registry.on_settled(lambda record: told.append(record.id))
     small_disk.fill()
     with caplog.at_level(logging.ERROR):
-        settled = [run(registry, request_of("x" * 30_000, str(number))) for number in range(6)]
+        # The room that was kept back takes the first; then that is filled too.
+        first = run(registry, request_of("first"))
+        assert store.unwritten == 0
+        small_disk.fill()
+        settled = [first, *(run(registry, request_of("x" * 30_000, str(number))) for number in range(6))]
     assert "cannot be written" in caplog.text
     assert store.unwritten == 6
     assert [registry.get(record.id, HOST) for record in settled] == settled
     assert registry.list(HOST).records == tuple(reversed(settled))
-    assert registry.counters(None) == Counters(0, 6)
+    assert registry.counters(None) == Counters(0, 7)
     small_disk.free()
     assert store.flush(WAIT)
     late = run(registry, request_of())
@@ -439,7 +500,7 @@ def test_on_a_full_disk_jobs_end_and_the_registry_stays_true(
         assert reader.list().records == (late, *reversed(settled))
     assert registry.list(HOST).records == (late, *reversed(settled))
     assert registry.close(WAIT) == 0
-    assert told[:6] == [record.id for record in settled]
+    assert told[:7] == [record.id for record in settled]
 
 
 @pytest.fixture

@@ -13,8 +13,10 @@ import pytest
 from stockade.errors import Closed, StateError
 from stockade.jobs import schema
 from stockade.jobs.reader import StoreReader
+from stockade.jobs.reserve import Reserve
 from stockade.jobs.states import JobState
 from stockade.jobs.store import Store
+from stockade.launcher.outcome import Exited
 
 WAIT = 20.0
 
@@ -186,12 +188,51 @@ def test_a_full_disk_fails_the_future_and_is_made_good_when_there_is_room(small_
             assert [reader.get(record.id) for record in late] == late
 
 
-def test_what_never_found_room_is_counted_at_the_end(small_disk: Any, make: Any) -> None:
+def test_on_a_full_disk_ended_jobs_are_written_into_the_room_that_was_kept_back(small_disk: Any, make: Any) -> None:
+    """The next life must not call a job lost that ended while the disk was full."""
+    path = str(small_disk.root / "registry.sqlite3")
+    running, begun = make(), make()
+    with Store.open(path) as store:
+        reserve = os.stat(f"{path}.reserve")
+        assert (reserve.st_size, reserve.st_blocks * 512) == (256 << 10, 256 << 10)
+        store.submit(running).result(WAIT)
+        small_disk.fill()
+        assert store.submit(begun).exception(WAIT) is not None  # not worth it
+        assert os.path.exists(f"{path}.reserve")
+        ended = running.with_(state=JobState.FINISHED, outcome=Exited(0), ended_at=2000.0)
+        store.submit(ended).result(WAIT)
+        assert not os.path.exists(f"{path}.reserve")
+        with StoreReader.open(path) as reader:
+            assert reader.get(ended.id) == ended
+    small_disk.free()
+    with Store.open(path):
+        assert os.path.getsize(f"{path}.reserve") == 256 << 10
+    with StoreReader.open(path) as reader:
+        assert reader.get(ended.id) == ended
+
+
+def test_the_room_is_kept_back_again_when_there_is_some(small_disk: Any) -> None:
+    reserve = Reserve(str(small_disk.root / "reserve"), period=0)
+    reserve.fill()
+    assert reserve.give_up()
+    assert not reserve.give_up()
+    small_disk.fill()
+    reserve.fill()
+    assert os.listdir(small_disk.root) == ["ballast"]
+    small_disk.free()
+    reserve.fill()
+    assert os.path.getsize(small_disk.root / "reserve") == 256 << 10
+    assert Reserve(str(small_disk.root / "reserve")).give_up()  # one of an earlier life
+
+
+def test_what_never_found_room_is_counted_at_the_end(small_disk: Any, make: Any, caplog: pytest.LogCaptureFixture) -> None:
     store = Store.open(str(small_disk.root / "registry.sqlite3"))
     small_disk.fill()
     record = make(JobState.FINISHED, notes=("x" * 500_000,))
     assert store.submit(record).exception(WAIT) is not None
     assert store.close(WAIT) == 1
+    assert store.close(WAIT) == 1
+    assert caplog.text.count(f"was closed without a change of job {record.id}: exit 0") == 1
     small_disk.free()
     with Store.open(store.path) as again, StoreReader.open(again.path) as reader:
         assert again.repaired is None

@@ -19,7 +19,6 @@ def test_a_command_is_its_parts():
         "cwd": "src",
         "env": {"A": "1"},
         "stdin": b"x",
-        "interactive": False,
         "replace_env": False,
         "timeout": 300.0,
         "label": "all files",
@@ -69,7 +68,7 @@ ONE_ENTRY = "one entry per argument"
         ({"argv": ["ls"], "env": {"A": "x" * MAX_ARG_STRLEN}}, "env", "stdin or in a file"),
         ({"argv": ["ls"], "stdin": "x"}, "stdin", ".encode()"),
         ({"argv": ["ls"], "stdin": 1}, "stdin", "give bytes"),
-        ({"argv": ["ls"], "interactive": 1}, "interactive", "true or false"),
+        ({"argv": ["ls"], "replace_env": 1}, "replace_env", "true or false"),
         ({"argv": ["ls"], "timeout": True}, "timeout", "give seconds"),
         ({"argv": ["ls"], "timeout": 0}, "timeout", "give 0.001s to"),
         ({"argv": ["ls"], "timeout": -1.0}, "timeout", "give 0.001s to"),
@@ -92,7 +91,7 @@ def test_what_is_wrong_is_refused_by_field_with_the_way_out(parts, field, way_ou
 
 @given(
     st.dictionaries(
-        st.sampled_from(["argv", "cwd", "env", "stdin", "interactive", "timeout", "label"]),
+        st.sampled_from(["argv", "cwd", "env", "stdin", "replace_env", "timeout", "label"]),
         st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.lists(st.text()), st.lists(st.none())),
     )
 )
