@@ -9,7 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stockade.executor import Executor, Job, Result, run
+    from stockade.executor import Executor, run
+    from stockade.jobs.handle import Job
+    from stockade.jobs.results import Result
     from stockade.policy.command import Command
     from stockade.policy.model import Limits, Network, Policy
     from stockade.policy.profiles import profile
@@ -17,11 +19,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "Command": "stockade.policy.command",
     "Executor": "stockade.executor",
-    "Job": "stockade.executor",
+    "Job": "stockade.jobs.handle",
     "Limits": "stockade.policy.model",
     "Network": "stockade.policy.model",
     "Policy": "stockade.policy.model",
-    "Result": "stockade.executor",
+    "Result": "stockade.jobs.results",
     "profile": "stockade.policy.profiles",
     "run": "stockade.executor",
 }

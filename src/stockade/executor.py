@@ -13,19 +13,19 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from stockade.bank.artifacts import ArtifactStore
 from stockade.bank.bank import Account
-from stockade.bank.cursors import SHARED, Increment
 from stockade.bank.retention import Removal, Retention
-from stockade.bank.windows import DEFAULT_CHARS, MAX_BYTES, BytePage, Page, Tail
 from stockade.config import Config, caller_environment, from_environment
 from stockade.errors import Closed, ExecutableNotFound, InvalidRequest, StockadeError, TooManyJobs
 from stockade.jobs import arguments, purging
 from stockade.jobs.engine import Engine
+from stockade.jobs.handle import Job
+from stockade.jobs.reading import Reading, check_window
 from stockade.jobs.recent import EVERY_SESSION, Counters, Session
 from stockade.jobs.records import HOST, Caller, JobRecord
 from stockade.jobs.requests import job_request
@@ -48,31 +48,7 @@ ERRORS_KEPT: Final = 1_024  # of jobs that never ran, with their types; the reco
 KILL_MARGIN: Final = 45.0  # seconds beyond the grace within which a killed job has settled
 
 
-class Job:
-    """A started job; everything about it can also be asked of the executor by its id."""
-
-    def __init__(self, executor: Executor, job_id: str) -> None:
-        self.id = job_id
-        self._executor = executor
-
-    async def wait(self, timeout: float | None = None) -> JobRecord:
-        """The settled record; after `timeout` seconds the record as it is then, and the job goes on (U-33)."""
-        return await self._executor.wait(self.id, timeout)
-
-    async def result(self) -> Result:
-        """Waits for the end. Raises: the error (LaunchFailed and its kin) where the command never ran."""
-        return await self._executor.result(self.id)
-
-    async def kill(self, *, grace: float | None = None, signal: int = 15) -> JobRecord:
-        """Ends it; see `Executor.kill`."""
-        return await self._executor.kill(self.id, grace=grace, signal=signal)
-
-    def follow(self, stream: str = "stdout") -> AsyncIterator[bytes]:
-        """Its bytes as they come; see `Executor.follow`."""
-        return self._executor.follow(self.id, stream)
-
-
-class Executor:
+class Executor(Reading):
     """Runs commands under one policy. An async context manager: leaving it means that every job is dead and recorded."""
 
     def __init__(self, policy: Policy, *, config: Config | None = None, environment: Mapping[str, str] | None = None) -> None:
@@ -315,42 +291,10 @@ class Executor:
         """Has a frozen job go on. False where it has no process any more. Raises: UnknownJob."""
         return await self._set_frozen(job_id, caller, frozen=False)
 
-    async def read(
-        self, job_id: str, stream: str = "stdout", *, offset: int = 0, limit: int = DEFAULT_CHARS, caller: Caller = HOST
-    ) -> Page:
-        """A window of a stream's text by character offset (N-R4). Raises: UnknownJob, InvalidRequest."""
-        _check_window(stream, offset=offset, limit=limit)
-        return await self._read(job_id, caller, lambda account: account.reader(stream).read_chars(offset, limit))
-
-    async def read_bytes(
-        self, job_id: str, stream: str = "stdout", *, offset: int = 0, limit: int = MAX_BYTES, caller: Caller = HOST
-    ) -> BytePage:
-        """A window of a stream's bytes. Raises: UnknownJob, InvalidRequest."""
-        _check_window(stream, offset=offset, limit=limit)
-        return await self._read(job_id, caller, lambda account: account.reader(stream).read_bytes(offset, limit))
-
-    async def files(self, job_id: str, stream: str = "stdout", *, caller: Caller = HOST) -> tuple[str, ...]:
-        """The files on this host that hold a stream, oldest first; more than one where only its tail is kept. Raises: UnknownJob."""
-        _check_window(stream)
-        return await self._read(job_id, caller, lambda account: account.reader(stream).stream.paths)
-
-    async def read_new(
-        self, job_id: str, stream: str = "stdout", *, reader: str = SHARED, limit: int = DEFAULT_CHARS, caller: Caller = HOST
-    ) -> Increment:
-        """What this reader has not been given yet; never twice, never half a character (U-19). Raises: UnknownJob, InvalidRequest."""
-        _check_window(stream, limit=limit)
-        arguments.check_name("reader", reader)
-        return await self._read(job_id, caller, lambda account: account.cursors(stream).cursor(reader).read(limit))
-
-    async def tail(self, job_id: str, stream: str = "stdout", *, chars: int = 2_000, caller: Caller = HOST) -> Tail:
-        """The last characters of a stream. Raises: UnknownJob, InvalidRequest."""
-        _check_window(stream, chars=chars)
-        return await self._read(job_id, caller, lambda account: account.reader(stream).tail(chars))
-
     async def follow(self, job_id: str, stream: str = "stdout") -> AsyncGenerator[bytes, None]:
         """Every byte of a stream, those that are there first and then each as it comes, until the stream has ended."""
         engine = self._opened()
-        _check_window(stream)
+        check_window(stream)
         await self.get(job_id)
         live = self._live.get(job_id)
         if live is not None:
@@ -517,12 +461,6 @@ class Executor:
         """Another process of the same user asks, through the state directory."""
         name = signal_name(signal) if isinstance(signal, int) else str(signal)
         return await self.kill(job_id, signal=signal, grace=grace, reason=f"{name} through the state directory")
-
-
-def _check_window(stream: str, **numbers: int) -> None:
-    arguments.check_name("stream", stream)
-    for field, number in numbers.items():
-        arguments.check_number(field, number)
 
 
 def _check_signal(number: int) -> None:

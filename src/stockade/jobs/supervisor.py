@@ -131,7 +131,7 @@ class LiveJob:
         if self.tree is None or self.tree.is_dead or self.ending.cause is not None:
             return False
         self.is_frozen = frozen
-        await self.engine.call(self.tree.leaf.freeze, frozen=frozen)
+        await self.engine.call_watching(self.tree.leaf.freeze, frozen=frozen)
         return True
 
     def shorten_grace(self, seconds: float | None) -> float:
