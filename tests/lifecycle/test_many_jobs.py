@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 import time
 
@@ -13,13 +14,17 @@ import pytest
 from stockade import Executor, Policy
 from stockade.config import from_environment
 from stockade.errors import InvalidRequest, TooManyJobs
-from stockade.jobs.engine import FILE_THREADS
+from stockade.jobs.engine import FILE_THREADS, REMOVAL_THREADS, WATCH_THREADS
 from stockade.launcher.outcome import Exited, Killed
 from support.programs import TRUE, shell
 from support.survivors import members
 from support.waiting import eventually
 
 SLEEP = ["/usr/bin/sleep", "60"]
+
+
+def pooled(thread: threading.Thread) -> bool:
+    return re.fullmatch(r"stockade-\w+_\d+", thread.name) is not None
 
 
 def build_policy() -> Policy:
@@ -51,8 +56,8 @@ async def test_two_hundred_jobs_in_sequence_leave_nothing_behind() -> None:
         assert executor._engine is not None
         return {
             "descriptors": len(os.listdir("/proc/self/fd")),
-            # The threads for files are made when they are needed, up to their number.
-            "threads": sum(thread.name.startswith("stockade") and "files" not in thread.name for thread in threading.enumerate()),
+            # Those of a pool, whose names end in a number, are made when they are needed, up to their number.
+            "threads": sum(thread.name.startswith("stockade") and not pooled(thread) for thread in threading.enumerate()),
             "processes": len(members(executor._engine.tree.path)),
             "cgroups": sum(1 for entry in os.scandir(executor._engine.tree.path) if entry.is_dir()),
             "children": len(psutil.Process().children(recursive=True)),
@@ -76,7 +81,8 @@ async def test_two_hundred_jobs_in_sequence_leave_nothing_behind() -> None:
             result = await executor.run(shell(f"echo {number}; exit {number % 7}"))
             assert (result.outcome, result.stdout) == (Exited(number % 7), b"%d\n" % number)
         assert await settled() == before
-        assert sum("stockade-files" in thread.name for thread in threading.enumerate()) <= FILE_THREADS
+        for pool, most in (("files", FILE_THREADS), ("watch", WATCH_THREADS), ("removal", REMOVAL_THREADS)):
+            assert sum(f"stockade-{pool}" in thread.name for thread in threading.enumerate()) <= most
         assert await asyncio.to_thread(memory) - held < 32 << 20
 
 
