@@ -67,7 +67,7 @@ async def test_memory_in_files_is_bounded_by_the_places_and_given_back(workspace
         results = [await executor.run([program], env={"MAX_MB": "512"}) for _ in range(2)]
     for result in results:
         assert isinstance(result.outcome, OutOfMemory | Exited)
-        assert amounts(result.stdout) == {"dev-shm": 40, "tmp": 48, "run": 0}
+        assert amounts(result.stdout).items() >= {"dev-shm": 40, "tmp": 48, "run": 0}.items()
     assert sorted(os.listdir("/dev/shm")) == names
 
 
