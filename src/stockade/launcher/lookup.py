@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from errno import ELOOP
 
@@ -47,8 +47,11 @@ def resolve_place(path: str, *, field: str, writable: Sequence[str] = ()) -> Pla
     return Place(given, real, found.st_dev, found.st_ino, found.st_uid, found.st_gid, is_dir)
 
 
-def _real_path(path: str, writable: Sequence[str]) -> str:
-    """realpath(3), one component at a time. Raises: OSError, also for a link inside one of `writable`."""
+def _walk(path: str, target_of: Callable[[str], str | None]) -> str:
+    """The path without links, one component at a time; `target_of` gives the target of a link and None for what is none.
+
+    Raises: OSError(ELOOP), and what `target_of` raises.
+    """
     pending = [name for name in path.split("/") if name not in ("", ".")][::-1]
     current, count = "", 0
     while pending:
@@ -57,19 +60,30 @@ def _real_path(path: str, writable: Sequence[str]) -> str:
             current = current.rpartition("/")[0]
             continue
         here = f"{current}/{name}"
-        if not stat.S_ISLNK(os.lstat(here).st_mode):
+        target = target_of(here)
+        if target is None:
             current = here
             continue
-        if any(is_inside(here, top) for top in writable):
-            raise OSError(ELOOP, f"{here!r} is a link in a directory that jobs can write to", path)
         count += 1
         if count > _MAX_LINKS:
             raise OSError(ELOOP, os.strerror(ELOOP), path)
-        target = os.readlink(here)
         if target.startswith("/"):
             current = ""
         pending.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
     return current or "/"
+
+
+def _real_path(path: str, writable: Sequence[str]) -> str:
+    """realpath(3). Raises: OSError, also for a link inside one of `writable`."""
+
+    def target_of(here: str) -> str | None:
+        if not stat.S_ISLNK(os.lstat(here).st_mode):
+            return None
+        if any(is_inside(here, top) for top in writable):
+            raise OSError(ELOOP, f"{here!r} is a link in a directory that jobs can write to", path)
+        return os.readlink(here)
+
+    return _walk(path, target_of)
 
 
 def resolve(
@@ -212,27 +226,8 @@ class View:
         Raises: OSError, where nothing is there.
         """
         links = dict(self.links)
-        pending = [name for name in path.split("/") if name not in ("", ".")][::-1]
-        current, count = "", 0
-        while pending:
-            name = pending.pop()
-            if name == "..":
-                current = current.rpartition("/")[0]
-                continue
-            here = f"{current}/{name}"
-            target = links.get(here)
-            if target is None:
-                target = self._link_at(here)
-            if target is None:
-                current = here
-                continue
-            count += 1
-            if count > _MAX_LINKS:
-                raise OSError(ELOOP, os.strerror(ELOOP), path)
-            if target.startswith("/"):
-                current = ""
-            pending.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
-        return current or "/", self.outside(current)
+        reached = _walk(path, lambda here: links[here] if here in links else self._link_at(here))
+        return reached, self.outside(reached)
 
     def _link_at(self, path: str) -> str | None:
         outside = self.outside(path)
