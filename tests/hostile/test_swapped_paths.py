@@ -129,6 +129,7 @@ async def test_a_sandbox_that_was_built_ahead_shows_what_was_admitted(workspace:
     (workspace / "file").write_text("admitted")
     async with Executor(Policy(workspace=str(workspace))) as executor:
         assert (await executor.run(shell("cat file"))).stdout == b"admitted"
+        executor._opened().sandboxes.build_due()
         standby = executor._opened().sandboxes._next
         assert standby is not None
         async with asyncio.timeout(BOUND):

@@ -4,6 +4,7 @@ streams (U-15).
     <root>/jobs/<job>/account.json       what was agreed: streams, cap, overflow; named `open` while the job may still write
     <root>/jobs/<job>/<stream>.0.log     the bytes, and beside longer ones `.marks`, an index that can be made again
     <root>/artifacts/                    see `artifacts`
+    <root>/spares/                       the next job's directory, made ahead, see `spares`
     <root>/trash/                        on its way out: moved here first, so that a reader sees a job whole or not at
     all
 
@@ -37,6 +38,7 @@ from stockade.bank.private import (
     write_all,
 )
 from stockade.bank.retention import Kept
+from stockade.bank.spares import Spares
 from stockade.bank.streams import Overflow, SinkFailed, Stream, StreamWriter
 from stockade.bank.trees import remove_tree
 from stockade.bank.windows import StreamReader
@@ -166,6 +168,8 @@ class Bank:
         self.root = open_private_root(os.fspath(root))
         self._jobs = open_private_child(self.root, "jobs")
         self._trash = open_private_child(self.root, "trash")
+        self._spares_place = open_private_child(self.root, "spares")
+        self._spares = Spares(self._spares_place)
         self._lock = threading.Lock()
         self._live: dict[str, Account] = {}
         self._loaded: OrderedDict[str, Account] = OrderedDict()
@@ -192,16 +196,20 @@ class Bank:
         except ValidationError as error:
             first = error.errors()[0]
             raise InvalidRequest(str(first["msg"]), field=str(first["loc"][0])) from error
-        directory = create_private_child(self._jobs, job_id)
+        text = terms.model_dump_json().encode()
+        spare = self._spares.use(self._jobs, job_id, text, streams)
+        directory = spare[0] if spare is not None else create_private_child(self._jobs, job_id)
+        files = spare[1] if spare is not None else {}
         made: dict[str, tuple[Stream, StreamWriter]] = {}
         try:
-            opened = create_file(directory, _OPEN)
-            try:
-                write_all(opened, terms.model_dump_json().encode())
-            finally:
-                os.close(opened)
+            if spare is None:
+                opened = create_file(directory, _OPEN)
+                try:
+                    write_all(opened, text)
+                finally:
+                    os.close(opened)
             for name in streams:
-                made[name] = Stream.create(directory, name, cap=cap, overflow=overflow)
+                made[name] = Stream.create(directory, name, cap=cap, overflow=overflow, made=files.get(name))
         except OSError as error:
             for _, writer in made.values():
                 try:
@@ -225,15 +233,24 @@ class Bank:
             self._live[job_id] = account
         return account
 
+    def make_spare(self, streams: tuple[str, ...]) -> None:
+        """Make the next job's directory ahead, for these streams; never raises."""
+        self._spares.make(_OPEN, streams)
+
+    def sweep_spares(self) -> None:
+        """Remove the spare of a bank that was not closed; for its one writer, before it writes. Raises: OSError."""
+        self._spares.sweep()
+
     def close(self) -> None:
         """Let go of all directories; for when nobody reads or writes any more. Accounts that are open are closed."""
+        self._spares.close()
         for account in list(self._live.values()):
             account.close()
         with self._lock:
             for account in self._loaded.values():
                 account.release()
             self._loaded.clear()
-            for directory in (self._jobs, self._trash, self.root):
+            for directory in (self._jobs, self._trash, self._spares_place, self.root):
                 directory.close()
 
     def _settled(self, account: Account) -> None:

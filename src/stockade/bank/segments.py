@@ -31,6 +31,15 @@ class Segment:
     keeps_marks: bool = True
 
 
+def _log_name(stream: str, start: int) -> str:
+    return f"{stream}.{start}.log"
+
+
+def create_segment(directory: Directory, stream: str, start: int = 0) -> int:
+    """Create the empty file of a stream's bytes from `start` on; returns a descriptor to append and read. Raises: OSError."""
+    return create_file(directory, _log_name(stream, start), append=True)
+
+
 class Segments:
     """The files of one stream; one thread writes, any thread reads."""
 
@@ -43,16 +52,18 @@ class Segments:
         self._unwritten: list[Mark] = []
 
     def _segment(self, start: int) -> Segment:
-        stem = f"{self._stream}.{start}"
-        return Segment(start, f"{stem}.log", f"{stem}.marks")
+        return Segment(start, _log_name(self._stream, start), f"{self._stream}.{start}.marks")
 
     # Writing
 
-    def begin(self, start: int, head: bytes, mark: Mark) -> None:
-        """Create the segment that begins at byte `start` with `head`, and close the one before. Raises: OSError."""
+    def begin(self, start: int, head: bytes, mark: Mark, *, made: int | None = None) -> None:
+        """Create the segment that begins at byte `start` with `head`, and close the one before. Raises: OSError.
+
+        Where its file has been made already, `made` is the descriptor of it, now this one's.
+        """
         self.end_writing()
         segment = self._segment(start)
-        segment.fd = create_file(self._directory, segment.log, append=True)
+        segment.fd = create_segment(self._directory, self._stream, start) if made is None else made
         try:
             write_all(segment.fd, head)
         except OSError:

@@ -91,10 +91,12 @@ class Stream:
         self._still_open: Callable[[], bool] | None = None
 
     @classmethod
-    def create(cls, directory: Directory, name: str, *, cap: int, overflow: Overflow) -> tuple[Stream, StreamWriter]:
-        """A new stream and the one writer that it will ever have. Raises: OSError."""
+    def create(
+        cls, directory: Directory, name: str, *, cap: int, overflow: Overflow, made: int | None = None
+    ) -> tuple[Stream, StreamWriter]:
+        """A new stream and the one writer that it will ever have; `made` as for `Segments.begin`. Raises: OSError."""
         stream = cls(directory, name, cap=cap, overflow=overflow)
-        stream.segments.begin(0, b"", Mark(0, 0, 0))
+        stream.segments.begin(0, b"", Mark(0, 0, 0), made=made)
         stream._written_here = True
         return stream, StreamWriter(stream)
 

@@ -179,10 +179,13 @@ class LiveJob:
         sandbox.write_command(self.spec, self._stdin)
         return account
 
+    @property
+    def _stream_names(self) -> tuple[str, ...]:
+        return ("output",) if self.policy.merge_streams else ("stdout", "stderr")
+
     def _open_account(self) -> Account:
-        names = ("output",) if self.policy.merge_streams else ("stdout", "stderr")
         overflow = Overflow(self.policy.overflow)
-        return self.engine.bank.open_account(self.id, streams=names, cap=self.policy.limits.output, overflow=overflow)
+        return self.engine.bank.open_account(self.id, streams=self._stream_names, cap=self.policy.limits.output, overflow=overflow)
 
     def _add_stream(self, name: str, descriptor: int) -> None:
         assert self.account is not None
@@ -362,4 +365,6 @@ class LiveJob:
         self.account, self.tree = None, None
         self.streams.clear()
         self._closed.clear()
-        return await asyncio.wrap_future(future)
+        record = await asyncio.wrap_future(future)
+        self.engine.get_ahead(self._stream_names)
+        return record

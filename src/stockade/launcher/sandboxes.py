@@ -27,6 +27,7 @@ from stockade.sandbox.spec import JOB_GID, JOB_UID, SandboxSpec
 _log = logging.getLogger(__name__)
 
 STANDBY_SECONDS: Final = 30.0  # a sandbox that nobody has wanted for so long is removed; the host may have changed
+STANDBY_DELAY: Final = 0.01  # seconds after a start: to build at once would take the processors from the job that is starting
 
 
 class Sandbox:
@@ -188,6 +189,8 @@ class Sandboxes:
         self._keeps_standby = standby
         self._shape: tuple[object, ...] | None = None
         self._next: asyncio.Task[Sandbox | None] | None = None
+        self._wanted: tuple[SandboxSpec, bool] | None = None  # what the next one is to be built from, while it is due
+        self._due: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._removals: set[asyncio.Task[object]] = set()
 
@@ -200,9 +203,20 @@ class Sandboxes:
         sandbox = await self._take_standby(shape)
         if sandbox is None:
             sandbox = await self._build(spec, merge=merge)
-        if self._keeps_standby:
-            self._prepare_next(shape, spec, merge=merge)
+        if self._keeps_standby and (self._next is None or self._shape != shape):
+            self._discard()
+            self._shape, self._wanted = shape, (spec, merge)
+            self._due = asyncio.get_running_loop().call_later(STANDBY_DELAY, self.build_due)
         return sandbox
+
+    def build_due(self) -> None:
+        """Begins to build the next sandbox, where one is due; for a moment at which no job waits for the processors."""
+        if self._wanted is None:
+            return
+        (spec, merge), self._wanted = self._wanted, None
+        self._stop_clocks()
+        self._next = asyncio.create_task(self._build_quietly(spec, merge=merge), name="stockade-standby")
+        self._expiry = asyncio.get_running_loop().call_later(STANDBY_SECONDS, self._discard)
 
     async def close(self) -> None:
         """Removes what is ready and waits for every removal."""
@@ -221,18 +235,15 @@ class Sandboxes:
             return None
         return sandbox
 
-    def _prepare_next(self, shape: tuple[object, ...], spec: SandboxSpec, *, merge: bool) -> None:
-        if self._next is not None and self._shape == shape:
-            return
-        self._discard()
-        self._shape = shape
-        self._next = asyncio.create_task(self._build_quietly(spec, merge=merge), name="stockade-standby")
-        self._expiry = asyncio.get_running_loop().call_later(STANDBY_SECONDS, self._discard)
+    def _stop_clocks(self) -> None:
+        for clock in (self._due, self._expiry):
+            if clock is not None:
+                clock.cancel()
+        self._due = self._expiry = None
 
     def _discard(self) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+        self._stop_clocks()
+        self._wanted = None
         task, self._next = self._next, None
         if task is not None:
             self._remove_later(task)

@@ -19,7 +19,7 @@ def test_everything_is_for_its_owner_alone(bank: Bank) -> None:
     account = bank.open_account("job", cap=MIB)
     account.writer("stdout").write(b"text")
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [Path(bank.root.path), *Path(bank.root.path).rglob("*")]}
-    directories = {"bank", "jobs", "trash", "job"}
+    directories = {"bank", "jobs", "spares", "trash", "job"}
     assert {name: mode for name, mode in modes.items() if name in directories} == dict.fromkeys(directories, 0o700)
     assert {mode for name, mode in modes.items() if name not in directories} == {0o600}
     account.close()
