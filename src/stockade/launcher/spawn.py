@@ -225,8 +225,6 @@ class ForkServer:
                     step, call = message["step"], message["call"]
                     hint = launch_hint(step, call)
                     answer.set_exception(LaunchFailed(step=step, call=call, path=message["path"], errno=message["errno"], hint=hint))
-            case "ended":
-                pass  # the job's own pidfd tells as much
             case kind:
                 raise Protocol(f"the fork server said {kind!r}")
 

@@ -8,7 +8,6 @@ Requests and answers are datagrams of `protocol`, descriptors come by SCM_RIGHTS
     join                                                    enter cgroups by cgroup.procs from now on
     launch   {"sandbox", "uid_map", "gid_map"} + request body, report socket, cgroup, cgroup.procs, command, stdin, stdout, stderr
                -> launched {"sandbox", "pid"} + pidfd, or refused {"sandbox", "step", "call", "path", "errno"}
-             and later ended {"sandbox", "killed"}          its init has been reaped
 
 It ends, and every job with it, when the socket reports end of file or the executor's process is gone: each init has SIGKILL as
 its parent-death signal and a pidfd of the fork server, and is killed by its pidfd besides.
@@ -56,7 +55,7 @@ UNNEEDED_KINDS = frozenset(
     ]
 )
 OOM_SCORE = 500
-READY, PROBED, LAUNCHED, REFUSED, ENDED = "ready", "probed", "launched", "refused", "ended"
+READY, PROBED, LAUNCHED, REFUSED = "ready", "probed", "launched", "refused"
 _PROBE_ALIVE = 42
 
 
@@ -68,7 +67,7 @@ class ForkServer:
         self._executor = executor  # pidfd of the executor's process
         self._is_root = is_root
         self._filters: dict[str, bytes] = {}
-        self._inits: dict[int, tuple[str, int]] = {}  # pidfd -> (sandbox, pid)
+        self._inits: set[int] = set()  # pidfds
         self._idmaps: dict[tuple[int, int, int], int] = {}  # (uid outside, gid outside, first id inside) -> user namespace
         self._self = os.pidfd_open(os.getpid())
         self._poll = select.poll()
@@ -146,7 +145,7 @@ class ForkServer:
         finally:
             for tree in filter(None, sources or ()):
                 os.close(tree)
-        self._inits[pidfd] = (name, pid)
+        self._inits.add(pidfd)
         self._poll.register(pidfd, select.POLLIN)
         protocol.send(self._channel, protocol.encode(LAUNCHED, sandbox=name, pid=pid), (pidfd,))
 
@@ -215,15 +214,10 @@ class ForkServer:
         return self._idmaps[key]
 
     def _reap(self, pidfd: int) -> None:
-        name, _ = self._inits.pop(pidfd)
+        self._inits.remove(pidfd)
         self._poll.unregister(pidfd)
-        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         os.close(pidfd)
-        killed = ended is not None and ended.si_code != os.CLD_EXITED
-        try:
-            protocol.send(self._channel, protocol.encode(ENDED, sandbox=name, killed=killed))
-        except BrokenPipeError:
-            self._end()
 
     def _end(self) -> NoReturn:
         for pidfd in self._inits:
