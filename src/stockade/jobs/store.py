@@ -275,8 +275,7 @@ def is_full(why: Exception) -> bool:
 
 
 def _put(record: JobRecord) -> _Change:
-    columns = schema.row(record)
-    return _Change(("put", record.id), lambda to: schema.put(to, columns), record)
+    return _Change(("put", record.id), lambda to: schema.put(to, schema.row(record)), record)
 
 
 def _resolve(submission: _Submission, error: StateError | None) -> None:
