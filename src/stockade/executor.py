@@ -202,6 +202,8 @@ class Executor(Reading):
             assert record.error is not None
             known = self._errors.get(job_id)
             raise known if known is not None else StockadeError(record.error.message, hint=record.error.hint)
+        if not record.stdout_bytes and not record.stderr_bytes:
+            return Result(record, b"", b"")
         engine = self._opened()
         stdout, stderr = await engine.call(lambda: whole_output(engine.bank.account(job_id)))
         return Result(record, stdout, stderr)

@@ -6,11 +6,13 @@ caller's holds. Directories on the way to a target are made by init, in the sand
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Set
 
 from stockade.errors import PolicyError
 from stockade.policy.checks import is_within, mountable_path
-from stockade.policy.model import Policy
+from stockade.policy.model import Limits, Policy
 from stockade.policy.quantities import shown
 from stockade.sandbox.spec import (
     JOB_HOME,
@@ -36,11 +38,16 @@ def mount_plan(policy: Policy, host: Host, resolution: Resolution) -> tuple[Moun
 
     Raises: PolicyError where a path leads to a place that cannot be passed in, or two paths contradict each other.
     """
+    return _mount_plan(policy.limits, host, dataclasses.replace(resolution, executable="", cwd=""))
+
+
+@functools.lru_cache(maxsize=64)  # job after job has the same one
+def _mount_plan(limits: Limits, host: Host, resolution: Resolution) -> tuple[Mount, ...]:
     binds = _granted(resolution, host.identity)
     pins = _pinned(resolution, host.identity, {bind.target for bind in binds})
     aliases = {place.given: place.real for _, place, _ in _places(resolution) if place.given != place.real}
     names = {*aliases, *(bind.target for bind in binds)}
-    plan: dict[str, Mount] = {target(mount): mount for mount in _own(policy, host, names)}
+    plan: dict[str, Mount] = {target(mount): mount for mount in _own(limits, host, names)}
     plan.update((bind.target, bind) for bind in (*binds, *pins))
     return _with_links(_without_covered(_shallow_first(plan.values()), {pin.target for pin in pins}), aliases)
 
@@ -56,8 +63,7 @@ def target(mount: Mount) -> str:
             return mount.target
 
 
-def _own(policy: Policy, host: Host, names: Set[str]) -> Iterable[Mount]:
-    limits = policy.limits
+def _own(limits: Limits, host: Host, names: Set[str]) -> Iterable[Mount]:
     yield from (_bind(place, place.given, Access.RO) for place in host.system)
     yield from (Symlink(name, to) for name, to in host.links)
     yield _bind(host.etc, "/etc", Access.RO)
