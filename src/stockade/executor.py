@@ -31,7 +31,7 @@ from stockade.jobs.records import HOST, Caller, JobRecord
 from stockade.jobs.requests import job_request
 from stockade.jobs.results import Result, whole_output
 from stockade.jobs.starts import Created
-from stockade.jobs.supervisor import LiveJob
+from stockade.jobs.supervisor import LiveJob, open_account
 from stockade.launcher import lookup
 from stockade.launcher.outcome import Aborted, Killed, signal_name
 from stockade.policy.admission import Admitted, admit
@@ -152,16 +152,22 @@ class Executor(Reading):
         if engine.server.is_lost:
             raise Closed("the fork server is gone and starts nothing more", hint="make a new executor")
 
-        def register() -> tuple[SandboxSpec | StockadeError, Created]:
-            """Looks the paths up, compiles the plan and admits the job; one trip to a thread for all that blocks."""
+        def register() -> tuple[SandboxSpec | StockadeError, Created, Account | None]:
+            """Looks the paths up, compiles the plan, admits the job, opens its account; one trip to a thread for all that blocks."""
             plan = refused or self._plan(engine, admitted, settle_failures=settle_failures)
             request = job_request(admitted, plan, owner=owner, session=session, key=key)
-            return plan, engine.registry.create(request, limit=owner_limit)
+            created, account = engine.registry.create(request, limit=owner_limit), None
+            if created.fresh and not isinstance(plan, StockadeError):
+                try:
+                    account = open_account(engine, created.record.id, admitted.policy)
+                except StockadeError as error:
+                    plan = error
+            return plan, created, account
 
         async def enter() -> Created:
-            plan, created = await engine.call(register)
+            plan, created, account = await engine.call(register)
             if created.fresh:
-                job = LiveJob(engine, created.record, admitted.policy, plan, wanted.stdin, artifacts=artifacts)
+                job = LiveJob(engine, created.record, admitted.policy, plan, account, wanted.stdin, artifacts=artifacts)
                 if is_aborted:
                     job.ending.ask(Aborted(_NEVER_STARTED))
                 self._live[job.id] = job
@@ -252,11 +258,10 @@ class Executor(Reading):
 
         Raises: UnknownJob; InvalidRequest for a signal or a grace that is none.
         """
-        await self.get(job_id, caller=caller)
+        live = await self._live_job(job_id, caller)
         _check_signal(signal)
         if grace is not None and (isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= 3600):
             raise InvalidRequest(f"grace: {grace!r} is no duration", field="grace", hint="give seconds, from 0 to 3600")
-        live = self._live.get(job_id)
         bound = KILL_MARGIN
         if live is not None:
             live.first_signal = signal if live.ending.cause is None else live.first_signal
@@ -280,9 +285,8 @@ class Executor(Reading):
 
         Raises: UnknownJob; InvalidRequest for a number that is no signal.
         """
-        await self.get(job_id, caller=caller)
+        live = await self._live_job(job_id, caller)
         _check_signal(number)
-        live = self._live.get(job_id)
         return live is not None and live.signal(number)
 
     async def freeze(self, job_id: str, *, caller: Caller = HOST) -> bool:
@@ -297,10 +301,7 @@ class Executor(Reading):
         """Every byte of a stream, those that are there first and then each as it comes, until the stream has ended."""
         engine = self._opened()
         check_window(stream)
-        await self.get(job_id)
-        live = self._live.get(job_id)
-        if live is not None:
-            await live.has_account.wait()
+        live = await self._live_job(job_id, HOST)
         reader = (await self._account(job_id)).reader(stream)
         position, grown = 0, asyncio.Event()
         if live is not None:
@@ -433,22 +434,26 @@ class Executor(Reading):
                 while len(self._errors) > ERRORS_KEPT:
                     self._errors.popitem(last=False)
             del self._live[job.id], self._tasks[job.id]
-            job.has_account.set()  # also where it never had one: nobody may wait for it any more
             job.wake_followers()
 
     async def _set_frozen(self, job_id: str, caller: Caller, *, frozen: bool) -> bool:
-        await self.get(job_id, caller=caller)
-        live = self._live.get(job_id)
+        live = await self._live_job(job_id, caller)
         return live is not None and await live.set_frozen(frozen=frozen)
 
     async def _read(self, job_id: str, caller: Caller, question: Callable[[Account], T]) -> T:
         record = await self.get(job_id, caller=caller)
+        await self._live_job(job_id, caller)  # or it may have no account yet
         engine = self._opened()
-        if (live := self._live.get(job_id)) is not None:
-            await live.has_account.wait()  # a job that has just been started has none yet
         answer = await engine.call(lambda: question(engine.bank.account(job_id)))
         engine.registry.acknowledge(record)
         return answer
+
+    async def _live_job(self, job_id: str, caller: Caller) -> LiveJob | None:
+        """The job, where it has not settled; one that is just being registered is waited for. Raises: UnknownJob."""
+        record = await self.get(job_id, caller=caller)
+        if not record.settled and job_id not in self._live and self._starts:
+            await asyncio.wait(self._starts)
+        return self._live.get(job_id)
 
     async def _account(self, job_id: str) -> Account:
         engine = self._opened()

@@ -39,6 +39,16 @@ _log = logging.getLogger(__name__)
 DRAIN: Final = 5.0  # seconds that a stream may stay open after the last process of its job is gone
 
 
+def stream_names(policy: Policy) -> tuple[str, ...]:
+    """The streams that a job under this policy has."""
+    return ("output",) if policy.merge_streams else ("stdout", "stderr")
+
+
+def open_account(engine: Engine, job_id: str, policy: Policy) -> Account:
+    """Opens the files of a job's streams; blocks. Raises: StateError."""
+    return engine.bank.open_account(job_id, streams=stream_names(policy), cap=policy.limits.output, overflow=Overflow(policy.overflow))
+
+
 class LiveJob:
     """One job of this executor, from admission until it has settled."""
 
@@ -48,11 +58,12 @@ class LiveJob:
         record: JobRecord,
         policy: Policy,
         plan: SandboxSpec | StockadeError,
+        account: Account | None,
         stdin: bytes | None,
         *,
         artifacts: bool,
     ) -> None:
-        """A `plan` that is an error is the reason why the job will settle without having run.
+        """A `plan` that is an error is the reason why the job will settle without having run; otherwise there is an account.
 
         With `artifacts`, each stream becomes an artifact before the record is settled (U-23).
         """
@@ -66,8 +77,7 @@ class LiveJob:
         self.ending = Ending()
         self.first_signal = int(signal.SIGTERM)
         self.error: StockadeError | None = None  # why it never ran
-        self.account: Account | None = None
-        self.has_account = asyncio.Event()
+        self.account = account
         self.tree: ProcessTree | None = None
         self.followers: set[asyncio.Event] = set()  # each is its own follower's to clear
         self.peak_sample: int | None = None
@@ -154,16 +164,15 @@ class LiveJob:
         engine.registry.advance(self.id, JobState.STARTING)
         merge = self.policy.merge_streams
         self._sandbox = await engine.sandboxes.take(self.spec, merge=merge)
-        self._check_wanted()
-        try:
-            self.account = await engine.call(self._prepare, self._sandbox)
-        finally:
-            self.has_account.set()
+        assert self.account is not None
         for name, descriptor in zip(self.account.streams, self._sandbox.take_pipes(merge=merge), strict=True):
             self._add_stream(name, descriptor)
         self.tree = self._sandbox.tree
+        message = self._sandbox.message(self.spec, self._stdin)
+        if message is None:
+            message = await engine.call(self._sandbox.write_command, self.spec, self._stdin)
         self._check_wanted()
-        await self._sandbox.execute()
+        await self._sandbox.execute(message)
         self._began = time.monotonic()
         engine.registry.advance(self.id, JobState.RUNNING)
         return self.tree
@@ -172,20 +181,6 @@ class LiveJob:
         """Raises: StockadeError, where somebody has asked for the end of the job before its command could run."""
         if self.ending.cause is not None:
             raise StockadeError("the job was ended before its command could run")
-
-    def _prepare(self, sandbox: Sandbox) -> Account:
-        """Opens the account and writes the command; blocks."""
-        account = self._open_account()
-        sandbox.write_command(self.spec, self._stdin)
-        return account
-
-    @property
-    def _stream_names(self) -> tuple[str, ...]:
-        return ("output",) if self.policy.merge_streams else ("stdout", "stderr")
-
-    def _open_account(self) -> Account:
-        overflow = Overflow(self.policy.overflow)
-        return self.engine.bank.open_account(self.id, streams=self._stream_names, cap=self.policy.limits.output, overflow=overflow)
 
     def _add_stream(self, name: str, descriptor: int) -> None:
         assert self.account is not None
@@ -311,7 +306,7 @@ class LiveJob:
                 self.ending.notes.append(f"the sandbox could not be removed: {error.strerror}")
         if self.account is None and self._keeps_artifacts:  # it never ran, and its output is empty, not missing
             with contextlib.suppress(StockadeError):  # the reason why it never ran says more
-                self.account = self._open_account()
+                self.account = open_account(self.engine, self.id, self.policy)
         if self.account is not None:
             self.account.close()
             if self._keeps_artifacts:
@@ -366,5 +361,5 @@ class LiveJob:
         self.streams.clear()
         self._closed.clear()
         record = await asyncio.wrap_future(future)
-        self.engine.get_ahead(self._stream_names)
+        self.engine.get_ahead(stream_names(self.policy))
         return record

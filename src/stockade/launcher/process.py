@@ -88,13 +88,13 @@ class ProcessTree:
         """
         await asyncio.shield(self._ready)
 
-    async def start_command(self) -> None:
-        """Has init start the command that has been written for it, and waits until the program has been executed.
+    async def start_command(self, message: bytes) -> None:
+        """Sends init the message that has it start its command, and waits until the program has been executed.
 
         Raises: LaunchFailed, with the step, where it never was; the tree is gone then.
         """
         with contextlib.suppress(OSError):  # init is gone: the future below says so
-            self._report.send(protocol.encode("command"))
+            self._report.send(message)
         await asyncio.shield(self._started)
 
     async def wait_ended(self) -> Status | None:

@@ -88,21 +88,29 @@ class Sandbox:
         self._tree = ProcessTree(pidfd=pidfd, report=report, request=self._body, leaf=self.leaf)
         await self._bounded(self._tree.wait_ready())
 
-    def write_command(self, spec: SandboxSpec, stdin: bytes | None) -> None:
-        """Puts the command and its whole input where init will find them; blocks."""
+    def message(self, spec: SandboxSpec, stdin: bytes | None) -> bytes | None:
+        """The command as the message that has init start it; None where it has input or is too large, and `write_command` must."""
+        if stdin is not None:
+            return None
+        message = protocol.encode("command", command=spec.wire_command(has_stdin=False))
+        return message if len(message) <= protocol.MAX_MESSAGE else None
+
+    def write_command(self, spec: SandboxSpec, stdin: bytes | None) -> bytes:
+        """Puts the command and its whole input where init will find them, and gives the message that says so; blocks."""
         protocol.fill_body(self.command, spec.wire_command(has_stdin=stdin is not None))
         view = memoryview(stdin or b"")
         while view:
             view = view[os.write(self.stdin, view) :]
         # Through /proc/self/fd/0 the job could open it anew for writing.
         fcntl.fcntl(self.stdin, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+        return protocol.encode("command")
 
-    async def execute(self) -> None:
-        """Starts the command that has been written; returns once the program has been executed.
+    async def execute(self, message: bytes) -> None:
+        """Starts the command, with the message of `message` or `write_command`; returns once the program has been executed.
 
         Raises: LaunchFailed, with the step, where it could not be.
         """
-        await self._bounded(self.tree.start_command())
+        await self._bounded(self.tree.start_command(message))
 
     def take_pipes(self, *, merge: bool) -> tuple[int, ...]:
         """The read ends of the streams, now the caller's: standard output and error, or one for both."""

@@ -91,7 +91,7 @@ class Request:
         self.sources = sources  # detached binds, where the fork server could make them
         self.body = body  # the memfd of the request; its head says which step is under way
         self.report = report
-        self.command = command  # a memfd that holds the command once the executor says so
+        self.command = command  # a memfd that holds a command which is too large for a message, once the executor says so
         self.stdio = stdio  # standard input (a memfd, used where the command has input), output and error
         self.lifeline = lifeline  # a pidfd of the fork server
         self.join_cgroup = join_cgroup  # cgroup.procs, where CLONE_INTO_CGROUP does not work on this host
@@ -167,14 +167,15 @@ def _check_lifeline(lifeline: int) -> None:
 
 
 def _await_command(request: Request) -> dict[str, Any]:
-    """Waits until the executor has written the command and says so; a sandbox that is never used waits here until it is killed."""
+    """Waits until the executor sends the command, or says that it has been written; one that is never used waits until it is killed."""
     poll = select.poll()
     poll.register(request.lifeline, select.POLLIN)
     poll.register(request.report.fileno(), select.POLLIN)
     ready = {descriptor for descriptor, _ in poll.poll()}
-    if request.lifeline in ready or not os.read(request.report.fileno(), protocol.MAX_MESSAGE):
+    if request.lifeline in ready or not (message := os.read(request.report.fileno(), protocol.MAX_MESSAGE)):
         os._exit(1)  # the fork server or the executor is gone
-    return protocol.read_body(request.command)
+    command: dict[str, Any] | None = protocol.decode(message).get("command")
+    return command if command is not None else protocol.read_body(request.command)
 
 
 def _enter_directory(path: str) -> None:
