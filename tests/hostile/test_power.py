@@ -72,19 +72,40 @@ LEAVING = ("chmod", "fchmod", "fchmodat", "fchmodat2", "creat", "open", "openat"
 
 
 @pytest.mark.parametrize("seccomp", ["strict", "default", "debug"])
-async def test_no_set_user_id_file_is_left_in_a_workspace(workspace: Path, tmp_path: Path, seccomp: str) -> None:
-    """Through the idmapped mount it would belong to the workspace's owner, root here, and give its uid to anybody on the host.
+@pytest.mark.parametrize("bit", [0o4000, 0o2000], ids=["uid", "gid"])
+async def test_no_set_id_file_is_left_in_a_workspace(workspace: Path, tmp_path: Path, seccomp: str, bit: int) -> None:
+    """Through the idmapped mount it would belong to the workspace's owner, root here, and give its uid or gid to anybody on the host.
+
+    A filter sees no difference between a directory and a file, so the bit is refused on directories too.
 
     Control: without the filter the same calls leave such files, which the host then has.
     """
-    answers = await inside(Policy(workspace=str(workspace), seccomp=seccomp), "setuid_files", str(workspace))
+    answers = await inside(Policy(workspace=str(workspace), seccomp=seccomp), "privileged_files", str(workspace), f"{bit:o}")
     assert {answers[name] for name in LEAVING} <= {"EPERM", "ENOSYS", "left without the bit"}
+    assert answers["chmod of a directory"] == "EPERM"
     assert answers["chmod 0755"] == answers["chmod 1777 of a directory"] == "OK"
     assert answers["open with a mode that does not count"] == "OK"
-    assert [path for path in workspace.rglob("*") if path.lstat().st_mode & 0o4000] == []
+    assert [path for path in workspace.rglob("*") if path.lstat().st_mode & bit] == []
     lowered = tmp_path / "lowered"
     lowered.mkdir()
-    control = await inside(Policy(workspace=str(lowered), seccomp=unfiltered(tmp_path)), "setuid_files", str(lowered))
+    control = await inside(Policy(workspace=str(lowered), seccomp=unfiltered(tmp_path)), "privileged_files", str(lowered), f"{bit:o}")
     assert {control[name] for name in LEAVING} == {"left with the bit"}
-    owners = {path.stat().st_uid for path in lowered.iterdir() if path.stat().st_mode & 0o4000}
-    assert owners == {workspace.stat().st_uid}
+    owners = {(path.stat().st_uid, path.stat().st_gid) for path in lowered.iterdir() if path.stat().st_mode & bit}
+    assert owners == {(workspace.stat().st_uid, workspace.stat().st_gid)}
+
+
+async def test_directories_inherit_the_group_of_a_setgid_workspace_and_files_can_be_made_there(workspace: Path) -> None:
+    """What the kernel passes on by itself needs no call that is refused; only `chmod` of such a directory does."""
+    workspace.chmod(0o2775)
+    script = (
+        "mkdir a; mkdir -p -m 755 b/c; install -d d/e; echo x >a/f; cp -r a g; tar cf t.tar a; mkdir h; tar xf t.tar -C h; chmod 755 a/f; "
+        "python3 -c \"import os; os.mkdir('i')\"; chmod 755 a"
+    )
+    async with Executor(Policy(workspace=str(workspace))) as executor:
+        result = await executor.run(shell(script))
+    assert result.exit_code == 1  # the last of them alone: chmod(1) keeps the bit of a directory
+    assert result.stderr.count(b"\n") == 1
+    assert b"'a': Operation not permitted" in result.stderr
+    for name in ("a", "b/c", "d", "g", "h/a", "i"):
+        assert (workspace / name).stat().st_mode & 0o2000, name
+    assert (workspace / "h" / "a" / "f").read_text() == "x\n"

@@ -453,34 +453,37 @@ def nodes(directory: str) -> dict:
     return answers
 
 
-def setuid_files(directory: str) -> dict:
-    """Leaving a file with the set-user-ID bit behind, by every call that can set it; the modes that came of it."""
+def privileged_files(directory: str, bit: str) -> dict:
+    """Leaving a file with S_ISUID ("4000") or S_ISGID ("2000") behind, by every call that can set it; the modes that came of it."""
+    special = int(bit, 8)
+    mode = special | 0o755
     ways = {
-        "chmod": lambda path: (_touch(path), os.chmod(path, 0o4755)),
-        "fchmod": lambda path: os.fchmod(os.open(path, os.O_CREAT | os.O_WRONLY), 0o4755),
-        "fchmodat": lambda path: (_touch(path), call(268, -100, path.encode(), 0o4755)),
-        "fchmodat2": lambda path: (_touch(path), call(452, -100, path.encode(), 0o4755, 0)),
-        "creat": lambda path: call(85, path.encode(), 0o4755),
-        "open": lambda path: call(2, path.encode(), os.O_CREAT | os.O_WRONLY, 0o4755),
-        "openat": lambda path: os.open(path, os.O_CREAT | os.O_WRONLY, 0o4755),
-        "openat high bits": lambda path: call(257, -100, path.encode(), os.O_CREAT | os.O_WRONLY, 0o4755 | 1 << 40),
-        "openat2": lambda path: call("openat2", -100, path.encode(), ctypes.byref(ctypes.create_string_buffer(struct.pack("3Q", os.O_CREAT | os.O_WRONLY, 0o4755, 0))), 24),
-        "tmpfile": lambda path: os.link(f"/proc/self/fd/{os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o4755)}", path, follow_symlinks=True),
-        "mknod": lambda path: call("mknod", path.encode(), stat.S_IFREG | 0o4755, 0),
-        "mknodat": lambda path: os.mknod(path, stat.S_IFREG | 0o4755),
+        "chmod": lambda path: (_touch(path), os.chmod(path, mode)),
+        "fchmod": lambda path: os.fchmod(os.open(path, os.O_CREAT | os.O_WRONLY), mode),
+        "fchmodat": lambda path: (_touch(path), call(268, -100, path.encode(), mode)),
+        "fchmodat2": lambda path: (_touch(path), call(452, -100, path.encode(), mode, 0)),
+        "creat": lambda path: call(85, path.encode(), mode),
+        "open": lambda path: call(2, path.encode(), os.O_CREAT | os.O_WRONLY, mode),
+        "openat": lambda path: os.open(path, os.O_CREAT | os.O_WRONLY, mode),
+        "openat high bits": lambda path: call(257, -100, path.encode(), os.O_CREAT | os.O_WRONLY, mode | 1 << 40),
+        "openat2": lambda path: call("openat2", -100, path.encode(), ctypes.byref(ctypes.create_string_buffer(struct.pack("3Q", os.O_CREAT | os.O_WRONLY, mode, 0))), 24),
+        "tmpfile": lambda path: os.link(f"/proc/self/fd/{os.open(directory, os.O_TMPFILE | os.O_WRONLY, mode)}", path, follow_symlinks=True),
+        "mknod": lambda path: call("mknod", path.encode(), stat.S_IFREG | mode, 0),
+        "mknodat": lambda path: os.mknod(path, stat.S_IFREG | mode),
     }  # fmt: skip
     answers = {}
     for name, way in ways.items():
         path = f"{directory}/{name.replace(' ', '-')}"
         answers[name] = attempt(lambda way=way, path=path: way(path) and None)
         if os.path.exists(path):
-            answers[name] = "left with the bit" if os.stat(path).st_mode & stat.S_ISUID else "left without the bit"
+            answers[name] = "left with the bit" if os.stat(path).st_mode & special else "left without the bit"
     ordinary = f"{directory}/ordinary"
     _touch(ordinary)
     answers["chmod 0755"] = attempt(os.chmod, ordinary, 0o755)
     answers["chmod 1777 of a directory"] = attempt(
         lambda: (os.mkdir(f"{directory}/sticky"), os.chmod(f"{directory}/sticky", 0o1777)) and None
     )
+    answers["chmod of a directory"] = attempt(lambda: (os.mkdir(f"{directory}/shared"), os.chmod(f"{directory}/shared", mode)) and None)
     # Without O_CREAT the mode is not looked at, and whatever is in the register must do no harm.
     answers["open with a mode that does not count"] = attempt(lambda: call(257, -100, ordinary.encode(), os.O_RDONLY, 0o7777) and None)
     return answers
@@ -758,7 +761,7 @@ GROUPS = {
     function.__name__: function
     for function in (
         namespaces, id_maps, foreign_tables, intrude, signal_init, kill_all, terminals, ptys, sockets, connect_abstract, sysctls,
-        kernel_files, devices, nodes, setuid_files, mounts, own_mounts, calls, search_key, power, limits, fork_bomb, children, leave,
+        kernel_files, devices, nodes, privileged_files, mounts, own_mounts, calls, search_key, power, limits, fork_bomb, children, leave,
         look, scan, view,
     )
 }  # fmt: skip

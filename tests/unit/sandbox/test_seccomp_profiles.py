@@ -252,8 +252,8 @@ def test_device_nodes_cannot_be_made(name: str, arch: str) -> None:
     calls = [("mknodat", (0, 0))] + ([("mknod", (0,))] if arch == "x86_64" else [])
     for call, before in calls:
         for kind in range(16):
-            for permissions in (0, 0o644, 0o3777, 0o7777):
-                plain = kind << 12 in (0, 0o100000, 0o010000, 0o140000) and not permissions & 0o4000
+            for permissions in (0, 0o644, 0o1777, 0o3777, 0o7777):
+                plain = kind << 12 in (0, 0o100000, 0o010000, 0o140000) and not permissions & 0o6000
                 for high in (0, 1 << 16, HIGH):  # mode is a 16-bit umode_t
                     expected = bpf.ALLOW if plain else EPERM
                     assert answer(name, call, *before, high | kind << 12 | permissions, arch=arch) == expected, oct(kind)
@@ -262,21 +262,23 @@ def test_device_nodes_cannot_be_made(name: str, arch: str) -> None:
 @ON_BOTH
 @pytest.mark.parametrize("name", BUILT_IN)
 @pytest.mark.parametrize("high", [0, 1 << 16, HIGH], ids=["plain", "bit 16", "bit 32"])
-def test_no_call_leaves_a_set_user_id_file_behind(name: str, arch: str, high: int) -> None:
-    """In a workspace it would belong to the workspace's owner, and run as that owner for anybody on the host."""
+def test_no_call_leaves_a_set_id_file_behind(name: str, arch: str, high: int) -> None:
+    """In a workspace it would belong to the workspace's owner, and run as that owner or group for anybody on the host."""
     modes = [("fchmod", (0,)), ("fchmodat", (0, 0)), ("fchmodat2", (0, 0))]
     opens = [("openat", (0, 0))]
     if arch == "x86_64":
         modes += [("chmod", (0,)), ("creat", (0,))]
         opens += [("open", (0,))]
     for call, before in modes:
-        for mode in (0, 0o644, 0o3777, 0o170777):
+        for mode in (0, 0o644, 0o1777, 0o170777):
             assert answer(name, call, *before, high | mode, arch=arch) == bpf.ALLOW
-            assert answer(name, call, *before, high | mode | 0o4000, arch=arch) == EPERM
+            for special in (0o4000, 0o2000, 0o6000):
+                assert answer(name, call, *before, high | mode | special, arch=arch) == EPERM
     for call, before in opens:
         for flags in (os.O_CREAT, os.O_CREAT | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, os.O_TMPFILE | os.O_RDWR, 0o20000000):
-            assert answer(name, call, *before, flags, high | 0o3777, arch=arch) == bpf.ALLOW
-            assert answer(name, call, *before, flags, high | 0o4755, arch=arch) == EPERM
+            assert answer(name, call, *before, flags, high | 0o1777, arch=arch) == bpf.ALLOW
+            for special in (0o4000, 0o2000, 0o6000):
+                assert answer(name, call, *before, flags, high | special | 0o755, arch=arch) == EPERM
         for flags in (0, os.O_RDWR | os.O_TRUNC, os.O_DIRECTORY | os.O_CLOEXEC):
             assert answer(name, call, *before, flags, 2**64 - 1, arch=arch) == bpf.ALLOW
 
