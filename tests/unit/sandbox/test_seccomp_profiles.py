@@ -19,8 +19,8 @@ from support import bpf
 
 TABLES = {"x86_64": (bpf.X86_64, syscall_tables.X86_64), "aarch64": (bpf.AARCH64, syscall_tables.AARCH64)}
 HIGH = 1 << 32
-EPERM, ENOSYS, EAFNOSUPPORT, ENOTSOCK = (
-    bpf.errno_value(number) for number in (errno.EPERM, errno.ENOSYS, errno.EAFNOSUPPORT, errno.ENOTSOCK)
+EPERM, EINVAL, ENOSYS, EAFNOSUPPORT, ENOTSOCK = (
+    bpf.errno_value(number) for number in (errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EAFNOSUPPORT, errno.ENOTSOCK)
 )
 
 
@@ -244,6 +244,17 @@ def test_limits_are_the_callers_own(name: str, arch: str) -> None:
     assert answer(name, "prlimit64", 0, 7, arch=arch) == bpf.ALLOW
     assert answer(name, "prlimit64", HIGH, 7, arch=arch) == bpf.ALLOW
     assert {answer(name, "prlimit64", pid, 7, arch=arch) for pid in (1, 2, 1000, 0xFFFF_FFFF, HIGH | 1)} == {EPERM}
+
+
+@ON_BOTH
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("high", [0, HIGH], ids=["plain", "bit 32"])
+def test_no_lease_holds_up_those_who_open_a_file(name: str, arch: str, high: int) -> None:
+    """F_SETLEASE (1024), F_NOTIFY (1026) and, from Linux 6.19 on, F_SETDELEG (1040)."""
+    known = {command for command in range(1100) if answer(name, "fcntl", 3, high | command, arch=arch) == bpf.ALLOW}
+    assert known == {*range(1024), 1025, *range(1027, 1039)}
+    assert [answer(name, "fcntl", 3, high | command, arch=arch) for command in (1024, 1026)] == [EPERM] * 2
+    assert {answer(name, "fcntl", 3, high | command, arch=arch) for command in (1039, 1040, 0xFFFF_FFFF)} == {EINVAL}
 
 
 @ON_BOTH
