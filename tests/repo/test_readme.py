@@ -14,17 +14,27 @@ from stockade.tools import exit_codes
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-SAID = ("b'hi\\n' 0 exit 0", "b'begun\\n'", "exited 0")
+EXAMPLES = re.findall(r"^#+ ([^\n]*)\n(?:(?!^#).)*?^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+SAYS = {  # what the example of each section prints, among other things
+    "Start": "b'hi\\n' 0 exit 0",
+    "Jobs in the background": "b'begun\\n'",
+    "Background commands": "exited 0",
+    "The bash seam": "belongs to another session",
+    "Shells that the host owns": "[('shell-1', 'sleep 60', 'running')]\nkilled",
+}
 
 
-@pytest.mark.parametrize(("example", "says"), list(zip(EXAMPLES, SAID, strict=True)), ids=["run", "background", "agents"])
-def test_each_example_runs(example: str, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("section", "example"), EXAMPLES, ids=[section for section, _ in EXAMPLES])
+def test_each_example_runs(section: str, example: str, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     source = example.replace("/srv/project", str(tmp_path / "project")).replace("/var/lib/stockade", str(tmp_path / "state"))
     ran = subprocess.run([sys.executable, "-W", "error", "-c", source], capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert says in ran.stdout
+    assert SAYS[section] in ran.stdout
+
+
+def test_no_example_is_left_out() -> None:
+    assert README.count("```python\n") == len(EXAMPLES) == len(SAYS)
 
 
 def test_the_policy_file_is_one() -> None:
