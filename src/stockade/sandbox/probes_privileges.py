@@ -51,13 +51,14 @@ def _set_no_new_privs() -> str:
 
 
 def _capabilities(setting: Setting) -> str:
-    return in_child(_drop_capabilities, flags=syscalls.CLONE_NEWUSER, setting=setting)
-
-
-def _drop_capabilities() -> str:
-    """The order of `privileges.drop_all`, with every refusal named."""
+    # Imported here: without its ids, the child may be unable to read the interpreter's own files.
     from stockade.sandbox.privileges import LOCKED_SECUREBITS
 
+    return in_child(partial(_drop_capabilities, LOCKED_SECUREBITS), flags=syscalls.CLONE_NEWUSER, setting=setting)
+
+
+def _drop_capabilities(locked: int) -> str:
+    """The order of `privileges.drop_all`, with every refusal named."""
     syscalls.clear_ambient_capabilities()
     for capability in range(_LAST_CAPABILITY + 1):
         try:
@@ -66,10 +67,10 @@ def _drop_capabilities() -> str:
             if error.errno == EINVAL and capability > 0:
                 break  # past the last one that this kernel knows
             raise
-    syscalls.set_securebits(LOCKED_SECUREBITS)
+    syscalls.set_securebits(locked)
     syscalls.clear_capabilities()
     left = [name for name in _CAPABILITY_SETS if int(_status(name), 16)]
-    if left or syscalls.get_securebits() != LOCKED_SECUREBITS:
+    if left or syscalls.get_securebits() != locked:
         raise NoEffect(f"not empty or not locked afterwards: {', '.join(left) or 'securebits'}")
     expect_errno(EPERM, "taking a locked securebit back", partial(syscalls.set_securebits, 0))
     return "all five sets empty, securebits locked"
