@@ -199,8 +199,8 @@ def _smaps(setting: Setting) -> str:
 
 
 def _status(name: str) -> str:
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        return next(line.split()[1] for line in status if line.startswith(f"{name}:"))
+    with open("/proc/self/status", "rb", buffering=0) as status:  # bytes: text would have the child import its codec
+        return next(line.split()[1].decode() for line in status.read().splitlines() if line.startswith(f"{name}:".encode()))
 
 
 PROBES = (
