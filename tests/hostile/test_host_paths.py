@@ -10,8 +10,14 @@ import pytest
 
 from stockade import Executor, Policy
 from stockade.config import from_environment
-from stockade.errors import ExecutableNotFound, InvalidRequest
+from stockade.errors import ExecutableNotFound, InvalidRequest, NotExecutable
+from stockade.tools.builtins import create_builtin_tools
+from stockade.tools.command_policy import BackgroundCommandPolicy
+from stockade.tools.commands import BackgroundCommands
+from stockade.tools.git_toolset import register_git_tools
+from stockade.tools.toolset import Toolset
 from support.programs import shell
+from support.repositories import commit, git
 
 
 @pytest.mark.parametrize("field", ["workspace", "ro", "rw"])
@@ -40,12 +46,13 @@ async def test_the_default_state_is_not_granted_with_the_temporary_directory() -
 async def test_an_answer_about_a_program_does_not_tell_which_files_the_host_has(workspace: Path, tmp_path: Path) -> None:
     """Whoever may start jobs could ask for one path after another, by name or through a link in the workspace.
 
-    Only for programs does the answer name the path, since there the hint is to add it to the policy: that is the control.
+    Control: of a path inside the answer does tell.
     """
     secret, program, missing = tmp_path / "secret", tmp_path / "program", tmp_path / "missing"
     secret.write_text("")
     program.write_text("")
     program.chmod(0o755)
+    (workspace / "plain").write_text("")
     answers: dict[str, list[str]] = {}
     async with Executor(Policy(workspace=str(workspace))) as executor:
         for name, path in {"secret": secret, "missing": missing, "program": program}.items():
@@ -55,5 +62,45 @@ async def test_an_answer_about_a_program_does_not_tell_which_files_the_host_has(
                     await executor.run([argv0])
                 answers.setdefault(name, []).append(f"{caught.value.message} {caught.value.hint}".replace(str(path), "PATH"))
             os.unlink(workspace / "link")
-    assert answers["secret"] == answers["missing"]
-    assert answers["program"][0].startswith("executable 'PATH' is 'PATH' on the host, which is not visible inside")
+        with pytest.raises(NotExecutable):
+            await executor.run(["./plain"])
+        with pytest.raises(ExecutableNotFound):
+            await executor.run(["./not-there"])
+    assert answers["secret"] == answers["missing"] == answers["program"]
+    assert all("was not found" in answer for answer in answers["secret"])  # /tmp is the job's own
+
+
+async def test_an_answer_about_a_directory_does_not_tell_what_the_host_has(workspace: Path, tmp_path: Path) -> None:
+    """A model that may name a working directory, of a command, of a shell or of git, asks for one path of the host after another.
+
+    Outside of what may be seen, a path gets the same words whether it is there, is a link, or is not. Control: inside it does not.
+    """
+    git(workspace, "init", "--quiet")
+    (workspace / "link").symlink_to(tmp_path)
+    (workspace / "inside").mkdir()
+    commit(workspace, "first")
+    relative = ("../secret", "../secret/x", "link/secret", "link/away/x", "link/missing", "link/secret/../workspace/inside")
+    probes = (*relative, *(f"{tmp_path}/{each}" for each in ("secret", "secret/../workspace", "secret/x", "loop/x", "away", "missing")))
+    policy = BackgroundCommandPolicy(allowed_executables=("/usr/bin/true",), cwd_root=str(workspace))
+    async with Executor(Policy(workspace=str(workspace))) as executor, BackgroundCommands(executor) as commands:
+        commands.register_background_command_tools(policy)
+        register_git_tools(repository := Toolset(), executor, repo_root=workspace)
+        shells = [await create_builtin_tools(executor, base_dir=workspace, confine_to_base_dir=confined) for confined in (False, True)]
+
+        async def ask(path: str) -> list[str]:
+            said = [await commands.tools.call("run_command_bg", {"argv": ["/usr/bin/true"], "cwd": path})]
+            said += [await tools.call("bash", {"command": "true", "workdir": path}) for tools in shells]
+            said.append(await repository.call("git_blame", {"path": path}))
+            return [str(each.get("error")) for each in said]
+
+        inside = [await ask(path) for path in ("inside", "inside/missing")]
+        before = [await ask(probe) for probe in probes]
+        (tmp_path / "secret").mkdir()
+        (tmp_path / "loop").symlink_to("loop")
+        (tmp_path / "away").symlink_to("/usr/share")
+        (tmp_path / "missing").symlink_to("/root/elsewhere")
+        after = [await ask(probe) for probe in probes]
+    assert before == after
+    assert all("outside" in answer for answers in before for answer in answers), before
+    assert inside[0][:3] == ["None"] * 3
+    assert all("exist" in answer for answer in inside[1][:3])

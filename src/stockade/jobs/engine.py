@@ -19,6 +19,7 @@ from typing import Final, ParamSpec, TypeVar
 from stockade.bank.artifacts import ArtifactStore
 from stockade.bank.bank import Bank
 from stockade.config import CgroupEntry, Config
+from stockade.confinement import is_inside
 from stockade.errors import HostUnfit, PolicyError, StateError
 from stockade.jobs import directory
 from stockade.jobs.control import ControlSocket, Kill
@@ -28,7 +29,6 @@ from stockade.jobs.registry import Registry
 from stockade.jobs.store import Store
 from stockade.launcher import etcdir, host
 from stockade.launcher.idslots import IdSlots
-from stockade.launcher.lookup import is_inside
 from stockade.launcher.sandboxes import Sandboxes
 from stockade.launcher.spawn import ForkServer
 from stockade.launcher.stdio import Pump

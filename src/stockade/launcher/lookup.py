@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from errno import ELOOP
 
+from stockade.confinement import find_directory, is_inside
 from stockade.errors import ExecutableNotFound, InvalidRequest, NotExecutable
 from stockade.sandbox import syscalls
 from stockade.sandbox.spec import JOB_HOME, Host, Place, Resolution
@@ -157,22 +158,24 @@ def _resolve_cwd(cwd: str | None, workspace: Place | None, named: tuple[Place, .
             f"cwd: {cwd!r} is relative and the policy has no workspace", field="cwd", hint="set a workspace, or give an absolute path"
         )
     wanted = os.path.join(workspace.real, cwd) if workspace is not None else cwd
-    try:
-        real = os.path.realpath(wanted, strict=True)
-    except OSError as error:
+    directories = [place for place in named if place.is_dir]
+    led = find_directory(wanted, [place.real for place in directories])
+    if led.root is None:
+        roots = ", ".join(repr(place.real) for place in directories) or "none"
         raise InvalidRequest(
-            f"cwd: {cwd!r} cannot be used: {error.strerror}", field="cwd", hint="name a directory that exists inside the workspace"
-        ) from None
-    home = next((place for place in named if place.is_dir and is_inside(real, place.real)), None)
-    if home is None:
-        roots = ", ".join(repr(place.real) for place in named if place.is_dir) or "none"
-        raise InvalidRequest(
-            f"access denied: cwd {cwd!r} is {real!r}, outside the permitted root {roots}",
+            f"access denied: cwd {cwd!r} leads to {led.path!r}, outside the permitted root {roots}",
             field="cwd",
             hint=f"run inside {named[0].real!r}" if named else "set a workspace in the policy",
         )
-    _pin_directory(home, real, cwd)
-    return real
+    if led.errno is not None:
+        raise InvalidRequest(
+            f"cwd: {cwd!r} cannot be used: {os.strerror(led.errno)}",
+            field="cwd",
+            hint="name a directory that exists inside the workspace",
+        )
+    home = next(place for place in directories if place.real == led.root)
+    _pin_directory(home, led.path, cwd)
+    return led.path
 
 
 def _pin_directory(home: Place, real: str, cwd: str) -> None:
@@ -191,11 +194,6 @@ def _pin_directory(home: Place, real: str, cwd: str) -> None:
             field="cwd",
             hint="name an existing directory inside the workspace",
         ) from None
-
-
-def is_inside(path: str, root: str) -> bool:
-    """True for `root` itself and what lies below it; a sibling that shares its prefix is outside."""
-    return path == root or path.startswith(root.rstrip("/") + "/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +236,12 @@ class View:
 
 def _find_executable(argv0: str, cwd: str, path: tuple[str, ...], view: View, host_path: str) -> str:
     candidates = [os.path.join(cwd, argv0)] if "/" in argv0 else [f"{directory}/{argv0}" for directory in path]
-    blocked = refused = None
+    hidden = refused = None
     for candidate in candidates:
         try:
             inside, outside = view.follow(candidate)
             if outside is None:
-                blocked = blocked or _hidden(candidate, inside)
+                hidden = hidden or (candidate, inside)
                 continue
             found = os.stat(outside, follow_symlinks=False)
         except OSError:
@@ -259,39 +257,46 @@ def _find_executable(argv0: str, cwd: str, path: tuple[str, ...], view: View, ho
             field="argv",
             hint="make it executable with chmod +x, or name the program that reads it first",
         )
-    raise _not_found(argv0, blocked, host_path)
+    if hidden is not None and ("/" in argv0 or hidden[0] != hidden[1]):
+        raise _hidden(argv0, *hidden)
+    raise _not_found(argv0, host_path)
 
 
-def _hidden(candidate: str, inside: str) -> str | None:
-    """Says that a path leads to a host program that the sandbox does not show, if that is so."""
-    if _is_program(inside) and not inside.startswith(_OWN_PLACES):
-        return f"{candidate!r} leads to {inside!r}, which is not visible inside"
-    return None
-
-
-def _is_program(path: str) -> bool:
-    """True for an executable file of the host; of no other file does an answer to a caller say that it exists."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_mode & 0o111 != 0
-
-
-def _not_found(argv0: str, blocked: str | None, host_path: str) -> ExecutableNotFound:
-    outside = argv0 if "/" in argv0 else shutil.which(argv0, path=host_path)
-    if outside is not None and os.path.isabs(outside) and _is_program(outside):
-        real = os.path.realpath(outside)
-        prefix = os.path.dirname(real)
-        if os.path.basename(prefix) in ("bin", "sbin", "shims"):
-            prefix = os.path.dirname(prefix)
-        return ExecutableNotFound(
-            f"executable {argv0!r} is {real!r} on the host, which is not visible inside",
-            field="argv",
-            hint=f"add the ro path {prefix!r} to the policy (--ro {prefix}) and name the program by its full path {outside!r}",
-        )
+def _hidden(argv0: str, candidate: str, inside: str) -> ExecutableNotFound:
+    """What is said of a path that leads out of sight; whether something is there is not looked at, or one could ask for any file."""
+    if any(is_inside(inside, place) for place in _OWN_PLACES):
+        return _unknown(argv0)
+    by = "" if inside == candidate else f": {candidate!r} leads to {inside!r}"
     return ExecutableNotFound(
-        f"executable {argv0!r} was not found inside the sandbox" + (f": {blocked}" if blocked else ""),
+        f"executable {argv0!r} is not visible inside{by}",
+        field="argv",
+        hint=_grant(inside) + f" and name the program by its full path {inside!r}",
+    )
+
+
+def _not_found(argv0: str, host_path: str) -> ExecutableNotFound:
+    """What is said of a name; where the caller's own PATH has it, the place is named."""
+    outside = shutil.which(argv0, path=host_path) if "/" not in argv0 else None
+    if outside is None or not os.path.isabs(outside):
+        return _unknown(argv0)
+    real = os.path.realpath(outside)
+    return ExecutableNotFound(
+        f"executable {argv0!r} is {real!r} on the host, which is not visible inside",
+        field="argv",
+        hint=_grant(real) + f" and name the program by its full path {outside!r}",
+    )
+
+
+def _unknown(argv0: str) -> ExecutableNotFound:
+    return ExecutableNotFound(
+        f"executable {argv0!r} was not found inside the sandbox",
         field="argv",
         hint="check its spelling, or add the ro path that holds it to the policy",
     )
+
+
+def _grant(program: str) -> str:
+    prefix = os.path.dirname(program)
+    if os.path.basename(prefix) in ("bin", "sbin", "shims"):
+        prefix = os.path.dirname(prefix)
+    return f"add the ro path {prefix!r} to the policy (--ro {prefix})"

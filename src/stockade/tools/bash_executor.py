@@ -249,7 +249,7 @@ class SandboxedBash(BashExecutor):
             await self._executor.close()
 
     async def _launch(self, spec: BashExecSpec, *, timeout_ms: float | None, settle_failures: bool) -> str:
-        await self._executor.call(check_directory, "workdir", spec.workdir)
+        await self._executor.call(check_directory, "workdir", spec.workdir, self._policy)
         policy = self._policy.replace(limits={"wall_time": None if timeout_ms is None else timeout_ms / 1_000})
         job = await self._executor.start_with_policy(
             [SHELL, "-c", spec.command],

@@ -13,6 +13,7 @@ import os
 import signal as signal_names
 from typing import Final
 
+from stockade.confinement import find_directory
 from stockade.errors import InvalidRequest
 from stockade.jobs.records import JobRecord
 from stockade.policy.model import Limits, Policy
@@ -44,16 +45,26 @@ def checked_ms(field: str, value: object, *, what: str) -> float:
     return int(value) if value == int(value) else value
 
 
-def check_directory(field: str, path: str) -> None:
-    """Looks whether it is there; blocks. Raises: InvalidRequest with the kernel's error (D-3)."""
+def check_directory(field: str, path: str, policy: Policy) -> None:
+    """Looks whether a directory that the policy shows is there; blocks.
+
+    What the policy does not show is refused later, in the same words whether it is there or not.
+
+    Raises: InvalidRequest with the kernel's error (D-3).
+    """
     try:
-        os.close(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-    except (OSError, ValueError) as error:
-        number = getattr(error, "errno", None)
-        why = f"{errno_names.errorcode.get(number, number)}: {os.strerror(number)}" if isinstance(number, int) else str(error)
-        raise InvalidRequest(
-            f"{field}: {path!r:.300} cannot be used: {why}", field=field, hint="name an existing directory that the sandbox shows"
-        ) from None
+        roots = [os.path.realpath(each) for each in (policy.workspace, *policy.rw, *policy.ro) if each is not None]
+        number = find_directory(os.path.abspath(path), roots).errno
+    except ValueError as error:  # a NUL byte, say
+        raise _unusable(field, path, str(error)) from None
+    if number is not None:
+        raise _unusable(field, path, f"{errno_names.errorcode.get(number, number)}: {os.strerror(number)}")
+
+
+def _unusable(field: str, path: str, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field}: {path!r:.300} cannot be used: {why}", field=field, hint="name an existing directory that the sandbox shows"
+    )
 
 
 def signal_of(record: JobRecord) -> str | None:

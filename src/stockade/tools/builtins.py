@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from stockade.bank.windows import MAX_CHARS
+from stockade.confinement import follow
 from stockade.errors import InvalidRequest, NotAllowed, StateError, UnknownJob
 from stockade.executor import Executor
 from stockade.jobs.records import JobRecord
@@ -158,15 +159,15 @@ class _Shells:
             raise InvalidRequest("workdir: it contains a NUL byte", field="workdir", hint="remove it")
         path = self._base if not workdir else os.path.join(self._base, workdir)
         if self._is_confined:
-            # Through the deepest part that exists, so that a missing path is judged by where it would be.
-            real, root = os.path.realpath(path), os.path.realpath(self._base)
-            if real != root and not real.startswith(root.rstrip("/") + "/"):
+            root = os.path.realpath(self._base)
+            led = follow(os.path.join(root, workdir or ""), [root])
+            if led.root is None:
                 raise NotAllowed(
-                    f"workdir: {shown(workdir)} is {shown(real)}, outside of the base directory {shown(root)}",
+                    f"workdir: {shown(workdir)} is {shown(led.path)}, outside of the base directory {shown(root)}",
                     field="workdir",
                     hint="name a directory inside it, relative to it",
                 )
-        check_directory("workdir", path)
+        check_directory("workdir", path, self._policy)
         return path
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from stockade.confinement import find_directory
 from stockade.errors import InvalidRequest, NotAllowed
 from stockade.policy.checks import listed, text
 from stockade.policy.quantities import shown
@@ -82,19 +83,19 @@ def resolve_within_root(target: object, root: str) -> tuple[str, str]:
             f"The permitted root {root!r} is not an existing directory. Point cwd_root (cwdRoot) at an existing directory.",
             field="cwd_root",
         )
-    real = _directory(os.path.join(real_root, path))
-    if real is None:
+    led = find_directory(os.path.join(real_root, path), [real_root])
+    if led.root is None:
+        raise NotAllowed(
+            f"Access denied: the working directory {shown(path)} resolves to {led.path!r}, outside the permitted root "
+            f"{real_root!r}. Run inside {real_root!r}.",
+            field="cwd",
+        )
+    if led.errno is not None:
         raise InvalidRequest(
             f"The working directory {shown(path)} is not an existing directory. Name one that exists inside {real_root!r}.",
             field="cwd",
         )
-    if real != real_root and not real.startswith(real_root.rstrip("/") + "/"):
-        raise NotAllowed(
-            f"Access denied: the working directory {shown(path)} resolves to {real!r}, outside the permitted root "
-            f"{real_root!r}. Run inside {real_root!r}.",
-            field="cwd",
-        )
-    return real, real_root
+    return led.path, real_root
 
 
 def check_allowlist(policy: BackgroundCommandPolicy, argv: tuple[str, ...], cwd: str) -> None:

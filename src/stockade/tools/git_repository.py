@@ -12,6 +12,7 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
+from stockade.confinement import follow, is_inside
 from stockade.errors import InvalidRequest, NotAllowed
 
 _SMALL: Final = 65_536  # bytes of a file that names other places
@@ -54,27 +55,24 @@ def resolve_path_within_root(target: str, root: str) -> str:
     Raises: NotAllowed where it lies outside.
     """
     joined = os.path.join(root, target)
-    _check_inside(target, os.path.realpath(joined), root)
+    _check_inside(target, joined, root)
     stripped = joined.rstrip("/")
     parent, name = os.path.split(stripped)
     named = os.path.realpath(stripped) if name in ("", ".", "..") else os.path.join(os.path.realpath(parent), name)
-    if not _is_inside(named, root):  # the root by another name, such as "../here"
+    if not is_inside(named, root):  # the root by another name, such as "../here"
         named = os.path.realpath(joined)
     _check_inside(target, named, root)
     return os.path.relpath(named, root)
 
 
-def _check_inside(target: str, real: str, root: str) -> None:
-    if not _is_inside(real, root):
+def _check_inside(target: str, path: str, root: str) -> None:
+    led = follow(path, [root])
+    if led.root is None:
         raise NotAllowed(
-            f"access denied: path {target!r:.200} resolves to {real!r:.200}, outside the permitted root {root!r}",
+            f"access denied: path {target!r:.200} resolves to {led.path!r:.200}, outside the permitted root {root!r}",
             field="path",
             hint="name a path inside it, relative to the root",
         )
-
-
-def _is_inside(path: str, root: str) -> bool:
-    return path == root or path.startswith(root.rstrip("/") + "/")
 
 
 def _git_dir(root: str) -> str:
@@ -123,7 +121,7 @@ def _private_part(root: str, git_dir: str) -> str | None:
 
 def _inside(path: str, root: str, what: str) -> str:
     real = os.path.realpath(path)
-    if not _is_inside(real, root):
+    if not is_inside(real, root):
         raise _unusable(
             f"the repository in {root!r} cannot be read alone: {what} is at {real!r}, outside the permitted root",
             "register a repository that holds all its parts, such as the main working tree, or a full clone (git clone --no-local)",

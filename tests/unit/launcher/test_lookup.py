@@ -71,6 +71,13 @@ def test_a_program_that_only_the_host_has_names_the_path_to_add(host: Host, tmp_
     assert f"--ro {prefix}" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize("name", ["/root/tool", "/root/bin/tool", "/usr/bin/dangling"])
+def test_a_path_out_of_sight_is_answered_without_looking(host: Host, name: str) -> None:
+    with pytest.raises(ExecutableNotFound, match="is not visible inside") as caught:
+        resolve(host, name)
+    assert "add the ro path" in (caught.value.hint or "")
+
+
 def test_a_path_of_the_policy_is_pinned_by_its_inode(host: Host, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -123,6 +130,14 @@ class TestWorkingDirectory:
         with pytest.raises(InvalidRequest, match="outside the permitted root") as caught:
             resolve(host, cwd=cwd, workspace=str(workspace))
         assert caught.value.field == "cwd"
+
+    def test_a_link_of_the_host_that_leads_inside_is_followed(self, host: Host, workspace: Path) -> None:
+        assert resolve(host, cwd=str(workspace.parent / "alias" / "sub"), workspace=str(workspace)).cwd == str(workspace / "sub")
+
+    @pytest.mark.parametrize("cwd", ["../missing", "missing/../../ws-evil", "etc/missing", "/root/missing", "/missing/../etc"])
+    def test_what_is_missing_is_judged_by_where_it_would_be(self, host: Host, workspace: Path, cwd: str) -> None:
+        with pytest.raises(InvalidRequest, match="outside the permitted root"):
+            resolve(host, cwd=cwd, workspace=str(workspace))
 
     @pytest.mark.parametrize("cwd", ["missing", "file", "sub/missing"])
     def test_what_is_no_directory_is_refused(self, host: Host, workspace: Path, cwd: str) -> None:
