@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
+import socket
 import time
+from errno import ETOOMANYREFS
 from pathlib import Path
 
 import pytest
@@ -177,3 +180,50 @@ async def test_a_workspace_of_somebody_else_cannot_be_written() -> None:
         result = await executor.run(shell("ls | head -1; echo x >probe"))
     assert (result.outcome, result.stdout) == (Exited(1), b"_adapter.py\n")
     assert b"Permission denied" in result.stderr
+
+
+# Sends descriptors that nobody receives, until the user may have no more on the way (unix(7), ETOOMANYREFS).
+CLOG = """
+import array, errno, socket, time
+keep = []
+try:
+    while True:
+        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        keep.append(pair)
+        pair[0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * 253))])
+except OSError as error:
+    print(errno.errorcode[error.errno], flush=True)
+time.sleep(60)
+"""
+
+
+def may_send() -> bool:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        try:
+            socket.send_fds(ours, [b"x"], [0])
+        except OSError as error:
+            return error.errno != ETOOMANYREFS
+    return True
+
+
+async def test_a_job_that_uses_up_the_users_descriptors_on_the_way_ends_no_other_job() -> None:
+    """The kernel counts them for the user, which jobs are too: the launch that cannot be sent waits, and no job is lost by it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        async with Executor(build_policy(), config=from_environment(standby=False)) as executor:
+            neighbour = await executor.start(shell("echo; exec sleep 60"))
+            await anext(aiter(neighbour.follow()))
+            hostile = await executor.start(python(CLOG))
+            assert await anext(aiter(hostile.follow())) == b"ETOOMANYREFS\n"
+            assert not may_send()
+            later = await executor.start(shell("exit 3"))
+            assert not (await later.wait(1)).settled
+            assert not (await executor.get(neighbour.id)).settled
+            await hostile.kill(grace=0)
+            assert (await later.result()).outcome == Exited(3)
+            assert not (await executor.get(neighbour.id)).settled
+            await neighbour.kill(grace=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

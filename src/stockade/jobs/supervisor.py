@@ -29,6 +29,7 @@ from stockade.launcher.outcome import Killed, Outcome, OutOfMemory, OutputLimite
 from stockade.launcher.process import KILL_BOUND, ProcessTree
 from stockade.launcher.sandboxes import Sandbox
 from stockade.launcher.stdio import Stream
+from stockade.launcher.waiting import wait_done
 from stockade.policy.model import Policy
 from stockade.sandbox import cgroup
 from stockade.sandbox.spec import SandboxSpec
@@ -160,10 +161,9 @@ class LiveJob:
         """Sandbox, account, pipes, command; returns once the program has been executed."""
         engine = self.engine
         self._check_wanted()
-        await engine.load_filter(self.spec.seccomp)
         engine.registry.advance(self.id, JobState.STARTING)
         merge = self.policy.merge_streams
-        self._sandbox = await engine.sandboxes.take(self.spec, merge=merge)
+        self._sandbox = await self._take_sandbox(merge=merge)
         assert self.account is not None
         for name, descriptor in zip(self.account.streams, self._sandbox.take_pipes(merge=merge), strict=True):
             self._add_stream(name, descriptor)
@@ -176,6 +176,28 @@ class LiveJob:
         self._began = time.monotonic()
         engine.registry.advance(self.id, JobState.RUNNING)
         return self.tree
+
+    async def _take_sandbox(self, *, merge: bool) -> Sandbox:
+        """A sandbox, unless somebody asks for the end of the job first: that must not wait for a fork server that hangs."""
+
+        async def take() -> Sandbox:
+            await self.engine.load_filter(self.spec.seccomp)
+            return await self.engine.sandboxes.take(self.spec, merge=merge)
+
+        taking = asyncio.create_task(take(), name=f"stockade-take-{self.id}")
+        asked = asyncio.create_task(self.ending.wait())
+        try:
+            await asyncio.wait({taking, asked}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+            taking.cancel()
+            cancelled = await wait_done(taking)
+            if not taking.cancelled() and taking.exception() is None:
+                self._sandbox = taking.result()  # whoever cleans up removes it
+        if cancelled is not None:
+            raise cancelled
+        self._check_wanted()
+        return taking.result()
 
     def _check_wanted(self) -> None:
         """Raises: StockadeError, where somebody has asked for the end of the job before its command could run."""

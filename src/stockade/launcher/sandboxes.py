@@ -229,6 +229,8 @@ class Sandboxes:
     async def close(self) -> None:
         """Removes what is ready and waits for every removal."""
         self._keeps_standby = False
+        if self._next is not None:
+            self._next.cancel()
         self._discard()
         while self._removals:
             await asyncio.wait(self._removals)
@@ -258,8 +260,8 @@ class Sandboxes:
 
     def _remove_later(self, task: asyncio.Task[Sandbox | None]) -> None:
         async def removal() -> None:
-            sandbox = await task
-            if sandbox is not None:
+            await asyncio.wait({task})
+            if not task.cancelled() and (sandbox := task.result()) is not None:
                 await _dispose(sandbox)
 
         removing: asyncio.Task[object] = asyncio.create_task(removal(), name="stockade-standby-removal")

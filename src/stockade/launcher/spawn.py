@@ -7,7 +7,6 @@ file by which it enters its own cgroup leaf. It is never restarted behind a runn
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import importlib.util
 import logging
@@ -18,7 +17,7 @@ import socket
 import subprocess  # noqa: TID251
 import sys
 from collections.abc import AsyncIterator, Sequence
-from errno import EMFILE, ETIMEDOUT
+from errno import EMFILE, ENOBUFS, ENOMEM, ETIMEDOUT, ETOOMANYREFS
 from signal import SIGKILL
 from typing import Any
 
@@ -34,7 +33,11 @@ _log = logging.getLogger(__name__)
 
 START_BOUND = 20.0  # seconds until the fork server must be ready
 LAUNCH_BOUND = 30.0  # seconds until it must have answered a request
+END_BOUND = 2.0  # seconds until it must have ended by itself, which takes it no time
 _KILLED_BOUND = 5.0  # seconds until the pipes of a program that was killed must have ended
+_RETRY = 0.05  # seconds
+# Memory for a datagram, or descriptors that one user may have on the way (unix(7)): a job of the same user can hold all of those.
+_SHORT_OF = (ENOBUFS, ENOMEM, ETOOMANYREFS)
 # argv: how many paths, the paths, then what the module's `main` finds from argv[1] on
 _BOOT = "import sys; n = 2 + int(sys.argv[1]); sys.path[:0] = sys.argv[2:n]; del sys.argv[1:n]; from {} import main; main()"
 
@@ -106,8 +109,13 @@ class ForkServer:
     async def add_filter(self, name: str, program: bytes) -> None:
         """Gives the fork server a compiled seccomp profile."""
         if name not in self._filters:
-            async with _bounded(LAUNCH_BOUND):
-                await self._send(protocol.encode("filter", name=name, program=base64.b64encode(program).decode()))
+            body = os.memfd_create("stockade-filter", os.MFD_CLOEXEC)  # a program may be larger than a datagram
+            try:
+                os.pwrite(body, program, 0)
+                async with _bounded(LAUNCH_BOUND):
+                    await self._send(protocol.encode("filter", name=name), (body,))
+            finally:
+                os.close(body)
             self._filters.add(name)
 
     async def launch(self, name: str, descriptors: Sequence[int], *, uid_map: IdMap, gid_map: IdMap) -> tuple[int, socket.socket]:
@@ -139,8 +147,8 @@ class ForkServer:
         """Ends the fork server, and with it every job that still runs; waits for its end."""
         self._lose()
         try:
-            await asyncio.to_thread(self._process.wait, START_BOUND)
-        except subprocess.TimeoutExpired:
+            await asyncio.to_thread(self._process.wait, END_BOUND)
+        except subprocess.TimeoutExpired:  # stopped, say
             self._process.kill()
             await asyncio.to_thread(self._process.wait, START_BOUND)
 
@@ -155,22 +163,33 @@ class ForkServer:
         return self._process.pid
 
     async def _send(self, message: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        """Sends one request, once there is room for it.
+
+        Raises: Closed, where the fork server is gone; LaunchFailed, where this request cannot be sent (EMSGSIZE, EBADF).
+        """
         async with self._turn:
             while not self.is_lost:
                 try:
                     protocol.send(self._channel, message, descriptors)
                     return
                 except BlockingIOError:
-                    self._room.clear()
-                    self._loop.add_writer(self._channel.fileno(), self._room.set)
-                    try:
-                        await self._room.wait()
-                    finally:
-                        if not self.is_lost:
-                            self._loop.remove_writer(self._channel.fileno())
-                except OSError:
+                    await self._wait_for_room()
+                except (BrokenPipeError, ConnectionError):
                     self._lose()
+                except OSError as error:
+                    if error.errno not in _SHORT_OF:
+                        raise LaunchFailed(step="request", call="sendmsg", path=None, errno=error.errno, hint=error.strerror) from None
+                    await asyncio.sleep(_RETRY)  # nothing tells when there is some again; who sends has a bound
         raise Closed("the fork server is gone", hint="make a new executor")
+
+    async def _wait_for_room(self) -> None:
+        self._room.clear()
+        self._loop.add_writer(self._channel.fileno(), self._room.set)
+        try:
+            await self._room.wait()
+        finally:
+            if not self.is_lost:
+                self._loop.remove_writer(self._channel.fileno())
 
     def _on_readable(self) -> None:
         try:

@@ -3,7 +3,7 @@
 It is started early with an empty environment, imports the standard library and python-prctl only, and works through one socket.
 Requests and answers are datagrams of `protocol`, descriptors come by SCM_RIGHTS:
 
-    filter   {"name", "program"}                            keeps a compiled seccomp profile
+    filter   {"name"} + the program                         keeps a compiled seccomp profile
     probe    + a scratch cgroup                             -> probed {"into_cgroup"}
     join                                                    enter cgroups by cgroup.procs from now on
     launch   {"sandbox", "uid_map", "gid_map"} + request body, report socket, cgroup, cgroup.procs, command, stdin, stdout, stderr
@@ -15,14 +15,15 @@ its parent-death signal and a pidfd of the fork server, and is killed by its pid
 
 from __future__ import annotations
 
-import base64
 import gc
 import os
+import resource
 import select
 import signal
 import socket
 import sys
 import traceback
+from errno import EMFILE
 from typing import Any, NoReturn
 
 import prctl
@@ -94,12 +95,17 @@ class ForkServer:
             data, descriptors = protocol.receive(self._channel)
         except ConnectionResetError:  # the executor went away with something of ours unread
             data, descriptors = b"", []
+        except protocol.DescriptorsLost as lost:  # one request that finds no descriptor free must not end every other job
+            message = protocol.decode(lost.data)
+            if message["is"] == "launch":
+                self._refuse(message["sandbox"], "request", "recvmsg", None, EMFILE)
+            return
         if not data:
             self._end()
         try:
             message = protocol.decode(data)
             if message["is"] == "filter":
-                self._filters[message["name"]] = base64.b64decode(message["program"])
+                self._filters[message["name"]] = os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0)
             elif message["is"] == "launch":
                 self._launch(message, descriptors)
             elif message["is"] == "join":
@@ -147,7 +153,13 @@ class ForkServer:
                 os.close(tree)
         self._inits.add(pidfd)
         self._poll.register(pidfd, select.POLLIN)
-        protocol.send(self._channel, protocol.encode(LAUNCHED, sandbox=name, pid=pid), (pidfd,))
+        try:
+            protocol.send(self._channel, protocol.encode(LAUNCHED, sandbox=name, pid=pid), (pidfd,))
+        except BrokenPipeError:
+            self._end()
+        except OSError as error:  # ETOOMANYREFS: a job of the same user has too many descriptors on the way
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            self._refuse(name, "clone", "sendmsg(pidfd)", None, error.errno)
 
     def _refuse(self, name: str, step: str, call: str, path: str | None, errno: int | None) -> None:
         shown = None if path is None else path.encode("utf-8", "backslashreplace").decode()[:1024]
@@ -235,6 +247,9 @@ def main() -> NoReturn:
     os.write(own_cgroup, b"0")
     os.close(own_cgroup)
     privileges.default_signals()
+    # It holds a pidfd of every init; what jobs get is set by their inits.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if is_root:
         prctl.set_dumpable(0)
         syscalls.unshare(syscalls.CLONE_NEWNS)
