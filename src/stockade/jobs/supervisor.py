@@ -179,6 +179,8 @@ class LiveJob:
 
     async def _take_sandbox(self, *, merge: bool) -> Sandbox:
         """A sandbox, unless somebody asks for the end of the job first: that must not wait for a fork server that hangs."""
+        if (ready := self.engine.sandboxes.take_ready(self.spec, merge=merge)) is not None:
+            return ready
 
         async def take() -> Sandbox:
             await self.engine.load_filter(self.spec.seccomp)

@@ -202,19 +202,29 @@ class Sandboxes:
         self._expiry: asyncio.TimerHandle | None = None
         self._removals: set[asyncio.Task[object]] = set()
 
+    def take_ready(self, spec: SandboxSpec, *, merge: bool) -> Sandbox | None:
+        """The sandbox that stands by, where it is one for this spec and waits for its command already."""
+        if self._next is None or not self._next.done() or self._shape != (*spec.shape, merge):
+            return None
+        task, self._next = self._next, None
+        sandbox = self._alive(task)
+        if sandbox is not None:
+            self._want_next(spec, merge=merge)
+        return sandbox
+
     async def take(self, spec: SandboxSpec, *, merge: bool) -> Sandbox:
         """A sandbox for this spec, ready for its command.
 
         Raises: LaunchFailed, TooManyJobs, Closed; nothing is left of it then.
         """
-        shape = (*spec.shape, merge)
-        sandbox = await self._take_standby(shape)
+        sandbox = None
+        if self._next is not None and self._shape == (*spec.shape, merge):
+            task, self._next = self._next, None
+            await task
+            sandbox = self._alive(task)
         if sandbox is None:
             sandbox = await self._build(spec, merge=merge)
-        if self._keeps_standby and (self._next is None or self._shape != shape):
-            self._discard()
-            self._shape, self._wanted = shape, (spec, merge)
-            self._due = asyncio.get_running_loop().call_later(STANDBY_DELAY, self.build_due)
+        self._want_next(spec, merge=merge)
         return sandbox
 
     def build_due(self) -> None:
@@ -235,15 +245,20 @@ class Sandboxes:
         while self._removals:
             await asyncio.wait(self._removals)
 
-    async def _take_standby(self, shape: tuple[object, ...]) -> Sandbox | None:
-        if self._next is None or self._shape != shape:
-            return None
-        task, self._next = self._next, None
-        sandbox = await task
-        if sandbox is not None and sandbox.tree.is_dead:  # somebody killed it
+    def _alive(self, task: asyncio.Task[Sandbox | None]) -> Sandbox | None:
+        """What a task has built, where nobody has killed it since."""
+        sandbox = task.result()
+        if sandbox is not None and sandbox.tree.is_dead:
             self._remove_later(task)
             return None
         return sandbox
+
+    def _want_next(self, spec: SandboxSpec, *, merge: bool) -> None:
+        shape = (*spec.shape, merge)
+        if self._keeps_standby and (self._next is None or self._shape != shape):
+            self._discard()
+            self._shape, self._wanted = shape, (spec, merge)
+            self._due = asyncio.get_running_loop().call_later(STANDBY_DELAY, self.build_due)
 
     def _stop_clocks(self) -> None:
         for clock in (self._due, self._expiry):
