@@ -287,6 +287,8 @@ class LiveJob:
     async def _drain(self) -> None:
         """Every byte up to the end of file; a pipe that somebody outside still holds is given up after a while (U-11)."""
         for stream, closed in self._closed.items():
+            if closed.is_set():
+                continue
             try:
                 async with asyncio.timeout(DRAIN):
                     await closed.wait()
