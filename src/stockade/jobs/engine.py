@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 FILE_THREADS: Final = 4
 WATCH_THREADS: Final = 2
 REMOVAL_THREADS: Final = 4
+SCRATCH_BOUND: Final = 2.0  # seconds until the cgroup of a probe must be empty
 SETTLED_DELAY: Final = 0.001  # seconds between the end of a job and what is made for the next one
 
 
@@ -250,19 +251,30 @@ class Engine:
             os.close(log)
         self._closing.push_async_callback(self.server.close)
         if self.config.cgroup_entry is CgroupEntry.AUTO:
-            scratch = await self._call_to_the_end(lambda: self._make_leaf("probe"))
-            try:
-                await self.server.probe(scratch)
-            finally:
-                await self._call_to_the_end(scratch.remove)
+            await self._try_entry()
         else:
             await self.server.enter_by_procs()
         self.sandboxes = Sandboxes(self.tree, self.server, self.slots, standby=self.config.standby)
         self._closing.push_async_callback(self.sandboxes.close)
 
+    async def _try_entry(self) -> None:
+        """Has the fork server try whether an init can be cloned into its cgroup."""
+        scratch = await self._call_to_the_end(lambda: self._make_leaf("probe"))
+        try:
+            await self.server.probe(scratch)
+        finally:
+            await self._call_to_the_end(lambda: _remove_when_empty(scratch))
+
 
 async def _on_thread(threads: ThreadPoolExecutor, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return await asyncio.get_running_loop().run_in_executor(threads, lambda: function(*args, **kwargs))
+
+
+def _remove_when_empty(leaf: cgroup.Leaf) -> None:
+    """A probe that was called off may have its child there for a moment; what stays longer goes with the tree."""
+    if leaf.wait_empty(SCRATCH_BOUND):
+        with contextlib.suppress(OSError):
+            leaf.remove()
 
 
 def compile_filter(name: str) -> bytes:
