@@ -482,3 +482,23 @@ def test_explain_takes_the_name_of_its_place_as_it_is(tmp_path: Path) -> None:
 def test_purge_wants_to_be_told_what_to_remove(tmp_path: Path) -> None:
     done = stockade("purge", "--state-dir", str(tmp_path))
     assert (done.returncode, done.stderr.splitlines()[0]) == (125, b"stockade: nothing says what to remove")
+
+
+# What holds
+
+
+def test_a_limit_that_nothing_enforces_is_named_once_where_it_was_asked_for() -> None:
+    """Control: the plan says the same, and where nobody asked for such a limit nothing is said."""
+    plan = json.loads(stockade("explain", "--json", "--cpus", "0.5", "--", "true").stdout)
+    mechanism = dict(plan["mechanisms"])["cpus"]
+    said = stockade("run", "--cpus", "0.5", "--", "echo", "hi")
+    assert (said.returncode, said.stdout) == (0, b"hi\n")
+    if mechanism == "cpu.none":
+        assert said.stderr == (
+            b"stockade: not enforced on this host: cpus (`stockade doctor` says why; --require cpu.cgroup refuses instead)\n"
+        )
+        assert stockade("run", "--cpus", "0.5", "--require", "cpu.cgroup", "--", "true").returncode == 125
+    else:
+        assert said.stderr == b""
+    assert stockade("run", "--", "echo", "hi").stderr == b""
+    assert stockade("run", "--json", "--cpus", "0.5", "--", "true").stderr == b""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from stockade.errors import StockadeError, UnknownJob
@@ -95,6 +95,8 @@ async def _run(wanted: Wanted, body: Callable[[Run], Awaitable[int]]) -> int:
             run = Run(executor, await executor.start(wanted.command), interrupts)
             try:
                 interrupts.listen(run.on_signal)
+                if body is _live and (warning := _unenforced((await executor.get(run.job.id)).isolation)):
+                    run.stderr.post(warning.encode())
                 return await body(run)
             finally:
                 await run.close()
@@ -104,6 +106,19 @@ async def _run(wanted: Wanted, body: Callable[[Run], Awaitable[int]]) -> int:
         return exit_codes.SIGNALLED + interrupts.first
     finally:
         interrupts.close()
+
+
+def _unenforced(isolation: Mapping[str, str]) -> str:
+    """One line about the limits that were asked for and that nothing enforces here; empty where there are none.
+
+    No limit that is set without being asked for is ever without a mechanism.
+    """
+    names = sorted(limit for limit, mechanism in isolation.items() if mechanism.endswith(".none"))
+    if not names:
+        return ""
+    strong = sorted({isolation[name].removesuffix(".none") + ".cgroup" for name in names})
+    instead = " ".join(f"--require {each}" for each in strong)
+    return f"stockade: not enforced on this host: {', '.join(names)} (`stockade doctor` says why; {instead} refuses instead)\n"
 
 
 async def _live(run: Run) -> int:
