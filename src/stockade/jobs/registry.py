@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from stockade.errors import Closed, InvalidRequest, StateError, UnknownJob
 from stockade.ids import InstanceId, JobId, is_safe_id, new_job_id
 from stockade.jobs import states
+from stockade.jobs.archive import Archive, Wanted
 from stockade.jobs.listeners import Listener, Listeners, Notices, Waiter, release
-from stockade.jobs.reader import Page, StoreReader
+from stockade.jobs.reader import Page
 from stockade.jobs.recent import EVERY_SESSION, Counters, Recent, Session, counts
 from stockade.jobs.records import HOST, Caller, JobError, JobRecord, JobRequest
 from stockade.jobs.starts import NAMED_IDS, Created, admit, again, named
@@ -31,10 +32,7 @@ from stockade.jobs.states import ForbiddenTransition, JobState
 from stockade.jobs.store import CLOSE_SECONDS, Store
 from stockade.launcher.outcome import Outcome
 
-T = TypeVar("T")
-
 RECENT: Final = 1_024  # settled records kept in memory, unless the disk is full
-FLUSH_SECONDS: Final = 2.0
 ID_ATTEMPTS: Final = 100
 
 _CHANGEABLE: Final = frozenset({"stdout_bytes", "stderr_bytes", "references", "usage", "isolation"})
@@ -68,13 +66,12 @@ class Registry:
         self._monotonic = monotonic
         self._lock = threading.RLock()  # never held during a read of the database
         self._creating = threading.Lock()  # one start at a time between its look at the database and its entry here
-        self._reader = StoreReader.open(store.path, versions=store.version)
+        self._archive = Archive(store)
         self._live: dict[str, _Live] = {}
         self._recent = Recent(recent, store.is_unwritten)
         self._listeners = Listeners()
         self._notices = Notices(self._listeners)
         self._refusing = False
-        self._closed = False
         for record in recovered:
             self._recent.settle(record)
 
@@ -180,7 +177,7 @@ class Registry:
         """
         record = self.peek(job_id, caller)
         if record is None:
-            record = self._stored(lambda reader: reader.get(job_id))
+            record = self._archive.ask(lambda reader: reader.get(job_id))
             # It may have been settled between the two looks, or have an end that the database could not take yet.
             record = self.peek(job_id, caller) or record
         if record is None or not record.visible_to(caller):
@@ -205,10 +202,9 @@ class Registry:
 
         What the disk could not take yet is on the first page, in front.
         """
-        self._settle_disk()
-        page = self._stored(
-            lambda reader: reader.list(limit=limit, states=states, caller=caller, owner=owner, session=session, before=before)
-        )
+        wanted = Wanted(caller, states, owner, session)
+        self._archive.flush()
+        page = self._archive.page(wanted, limit=limit, before=before)
         with self._lock:
             stored = {record.id for record in page.records}
             held = [
@@ -219,12 +215,12 @@ class Registry:
             records = [self._in_memory(record.id) or record for record in page.records]
         if before is None:
             records = [*sorted(held, key=lambda record: -record.created_at), *records]
-        return Page(tuple(record for record in records if _passes(record, caller, states, owner, session))[:limit], page.next)
+        return Page(tuple(filter(wanted.fits, records))[:limit], page.next)
 
     def every(self) -> tuple[JobRecord, ...]:
         """All records of this and earlier lives as they are now, in no order; for retention."""
-        self._settle_disk()
-        stored = self._stored(lambda reader: tuple(reader.every()))
+        self._archive.flush()
+        stored = self._archive.ask(lambda reader: tuple(reader.every()))
         with self._lock:  # what is here is never older than what is there
             known = {record.id: record for record in (*stored, *self._recent, *(live.record for live in self._live.values()))}
         return tuple(known.values())
@@ -303,9 +299,7 @@ class Registry:
         self.refuse_starts()
         unwritten = self.store.close(timeout)
         self._notices.close(timeout)
-        with self._lock:
-            self._closed = True
-        self._reader.close()
+        self._archive.close()
         return unwritten
 
     def _check_open(self) -> None:
@@ -351,7 +345,7 @@ class Registry:
             for record in itertools.chain(unsettled, self._recent):
                 if record.key == key and record.owner == owner:
                     return record
-        return self._stored(lambda reader: reader.by_key(owner, key))
+        return self._archive.ask(lambda reader: reader.by_key(owner, key))
 
     def _fresh_id(self, new_id: Callable[[], str]) -> str:
         job_id = ""
@@ -367,7 +361,7 @@ class Registry:
         with self._lock:
             if self._in_memory(job_id) is not None:
                 return True
-        return self._stored(lambda reader: reader.get(job_id)) is not None
+        return self._archive.ask(lambda reader: reader.get(job_id)) is not None
 
     def _unknown(self, job_id: str, caller: Caller, *, look: bool = True) -> UnknownJob:
         """The error with ids that the caller may use; without `look` those in memory alone."""
@@ -376,42 +370,15 @@ class Registry:
             known += [record.id for record in self._recent if record.visible_to(caller)]
         if not known and look:
             try:
-                page = self._stored(lambda reader: reader.list(limit=NAMED_IDS, caller=caller))
+                page = self._archive.page(Wanted(caller), limit=NAMED_IDS, before=None)
                 known = [record.id for record in page.records]
             except StateError:
                 pass  # the id is unknown all the same, and that is what was asked
         hint = f"use one of those: {named(known)}" if known else "no job has been started yet; start one first"
         return UnknownJob(f"unknown job {job_id!r}", field="job", hint=hint)
 
-    def _settle_disk(self) -> None:
-        if not self._closed:
-            self.store.flush(FLUSH_SECONDS)
-
-    def _stored(self, question: Callable[[StoreReader], T]) -> T:
-        with self._lock:
-            reader = self._reader if not self._closed else None
-        if reader is not None:
-            return question(reader)
-        with StoreReader.open(self.store.path, versions=self.store.version) as temporary:
-            return question(temporary)
-
 
 def _allowed(changes: dict[str, Any]) -> dict[str, Any]:
     if wrong := changes.keys() - _CHANGEABLE:
         raise ValueError(f"not to be changed by a move: {', '.join(sorted(wrong))}")
     return changes
-
-
-def _passes(
-    record: JobRecord,
-    caller: Caller,
-    states: Collection[JobState] | None,
-    owner: str | None,
-    session: str | None,
-) -> bool:
-    return (
-        record.visible_to(caller)
-        and (states is None or record.state in states)
-        and (owner is None or record.owner == owner)
-        and (session is None or record.session == session)
-    )

@@ -267,7 +267,9 @@ def test_a_reader_that_is_busy_holds_up_no_job(registry: Registry, request_of: R
     """Starts read the database (keys, ids); what the event loop calls must not wait for them."""
     job_id = registry.create(request_of(owner="me")).record.id
     created: list[JobRecord] = []
-    with registry._reader._lock:  # somebody's long read
+    reader = registry._archive._reader
+    assert reader is not None
+    with reader._lock:  # somebody's long read
         start = threading.Thread(target=lambda: created.append(registry.create(request_of(key="k")).record))
         start.start()
         until(lambda: registry._creating.locked(), "the start waits for the reader")
@@ -300,7 +302,9 @@ def test_a_start_that_waits_while_the_registry_closes_is_refused(registry: Regis
             registry.create(request_of(key="k"))
         refused.append(caught.value)
 
-    with registry._reader._lock:
+    reader = registry._archive._reader
+    assert reader is not None
+    with reader._lock:
         starting = threading.Thread(target=start)
         starting.start()
         until(lambda: registry._creating.locked(), "the start waits for the reader")
