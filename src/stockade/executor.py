@@ -406,13 +406,15 @@ class Executor(Reading):
                 host=host,
                 host_path=self.config.host_path,
                 private=engine.state_root,
+                granted=engine.writable,
             )
         except ExecutableNotFound as error:
             if settle_failures:
                 return error
             raise
         places = (*resolution.rw, *((resolution.workspace,) if resolution.workspace is not None else ()))
-        engine.check_filter(policy.seccomp, [place.real for place in places])
+        engine.grant(place.real for place in places)
+        engine.check_filter(policy.seccomp)
         return compile_policy(policy, admitted.command, host, resolution, inherited=self._environment)
 
     async def _abort(self, job_id: str) -> None:

@@ -169,6 +169,24 @@ async def test_a_link_that_an_earlier_job_planted_is_not_followed(workspace: Pat
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("field", ["ro", "rw", "workspace"])
+async def test_a_link_that_a_job_of_another_policy_planted_is_not_followed(workspace: Path, outside: Path, field: str) -> None:
+    """A path of one policy may lie where jobs of another one can write; the executor remembers where that is.
+
+    Control: an executor that never ran such a job follows the link, since it cannot know.
+    """
+    (workspace / "data").mkdir()
+    policy = Policy(**{field: str(workspace / "data") if field == "workspace" else [str(workspace / "data")]})
+    async with Executor(policy) as executor:
+        planting = await executor.start_with_policy(shell(f"rmdir data; ln -s {outside} data"), Policy(workspace=str(workspace)))
+        assert (await planting.result()).ok
+        with pytest.raises(InvalidRequest, match="is a link in a directory that jobs can write to") as caught:
+            await executor.run(shell("true"))
+        assert caught.value.field == field
+    async with Executor(policy) as another:
+        assert (await another.run(shell(f"cat {outside}/file"))).stdout == SECRET.encode()
+
+
 async def test_a_link_of_the_hosts_own_is_followed(workspace: Path, outside: Path, tmp_path: Path) -> None:
     (tmp_path / "alias").symlink_to(outside)
     async with Executor(Policy(workspace=str(workspace), ro=[str(tmp_path / "alias")])) as executor:

@@ -62,6 +62,7 @@ class Engine:
         self._hosts: dict[str, Host] = {}
         self._looking = threading.Lock()  # the first jobs of a root may come at once, each on a thread
         self._programs: dict[str, bytes] = {}
+        self.writable: frozenset[str] = frozenset()  # real paths that jobs of this executor could write to so far
         self._state: directory.StateDirectory
         self.tree: cgroup.Tree
         self.server: ForkServer
@@ -163,14 +164,19 @@ class Engine:
         """Hands a profile that `check_filter` has compiled to the fork server, once."""
         await self.server.add_filter(name, self._programs[name])
 
-    def check_filter(self, name: str, writable: Iterable[str]) -> None:
+    def grant(self, places: Iterable[str]) -> None:
+        """Remembers what jobs can write to from now on: no later policy is followed through a link in it."""
+        with self._looking:
+            self.writable |= frozenset(places)
+
+    def check_filter(self, name: str) -> None:
         """Compiles a seccomp profile (a built-in name or the path of an OCI file), once; blocks.
 
         Raises: PolicyError, also where the file lies in a directory that jobs can write to.
         """
         if name.startswith("/"):
             real = os.path.realpath(name)
-            if any(is_inside(real, top) for top in writable):
+            if any(is_inside(real, top) for top in self.writable):
                 raise PolicyError(
                     f"seccomp: the profile {name!r} lies where jobs can write",
                     field="seccomp",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from errno import ELOOP
 
@@ -98,16 +98,17 @@ def resolve(
     host: Host,
     host_path: str,
     private: str | None = None,
+    granted: Iterable[str] = (),
 ) -> Resolution:
     """Looks at all paths of one request. `host_path` is where the caller's own programs are, to name a missing one's place.
 
     `private` is the real path of the executor's own state: no path may bring it into sight, since as root it would then belong to
-    the job.
+    the job. `granted` are real paths that earlier jobs, of any policy, could write to.
 
     Raises: InvalidRequest, ExecutableNotFound; nothing has been made.
     """
     # Twice: what jobs can write to must be known before any path may be followed through it.
-    tops = [resolve_place(each, field="rw").real for each in rw]
+    tops = [*granted, *(resolve_place(each, field="rw").real for each in rw)]
     if workspace is not None:
         tops.append(resolve_place(workspace, field="workspace").real)
     base = None if workspace is None else resolve_place(workspace, field="workspace", writable=tops)
