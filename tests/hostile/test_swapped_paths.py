@@ -19,7 +19,10 @@ from stockade import Executor, Policy
 from stockade.config import from_environment
 from stockade.errors import InvalidRequest, LaunchFailed
 from stockade.executor import Job
+from stockade.tools.git_toolset import register_git_tools
+from stockade.tools.toolset import Toolset
 from support.programs import python, shell
+from support.repositories import make_repository
 
 SECRET = "host-secret"
 BOUND = 20  # seconds
@@ -185,6 +188,22 @@ async def test_a_link_that_a_job_of_another_policy_planted_is_not_followed(works
         assert caught.value.field == field
     async with Executor(policy) as another:
         assert (await another.run(shell(f"cat {outside}/file"))).stdout == SECRET.encode()
+
+
+async def test_git_tools_do_not_follow_a_link_that_a_command_planted(workspace: Path, outside: Path) -> None:
+    """Control: before that, and where the host itself made such a link, they read the repository."""
+    make_repository(workspace / "repo")
+    make_repository(outside / "private")
+    (outside / "alias").symlink_to(workspace / "repo")
+    async with Executor(Policy(workspace=str(workspace))) as executor:
+        register_git_tools(tools := Toolset(), executor, repo_root=workspace / "repo")
+        register_git_tools(aliased := Toolset(), executor, repo_root=outside / "alias")
+        for each in (tools, aliased):
+            assert (await each.call("git_log", {})).get("isError") is None
+        assert (await executor.run(shell(f"mv repo was; ln -s {outside}/private repo"))).ok
+        refused = await tools.call("git_log", {})
+    assert refused["isError"]
+    assert "is a link in a directory that jobs can write to" in refused["error"]
 
 
 async def test_a_link_of_the_hosts_own_is_followed(workspace: Path, outside: Path, tmp_path: Path) -> None:

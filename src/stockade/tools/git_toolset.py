@@ -94,10 +94,13 @@ class GitSettings(Strict):
 
 
 def git_policy(repository: Repository, settings: GitSettings) -> Policy:
-    """All that git may touch: the repository, to read. `root` is mounted where it is, by its real path."""
+    """All that git may touch: the repository, to read, where it really is.
+
+    It is named as the host names it, so that the executor sees each link on the way: one that a job could plant is refused.
+    """
     return Policy.model_validate(
         {
-            "ro": [repository.root],
+            "ro": [settings.repo_root],
             "executables": [settings.git_executable],
             "network": Network.NONE,
             "env": _environment(repository),
