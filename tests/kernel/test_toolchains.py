@@ -178,3 +178,18 @@ async def test_rust_is_compiled_and_runs(workspace: Path) -> None:
 async def test_go_is_compiled_and_runs(workspace: Path) -> None:
     (workspace / "main.go").write_text('package main\nimport "fmt"\nfunc main() { fmt.Println(42) }\n')
     assert await build(workspace, "export GOCACHE=$PWD/cache GOFLAGS=-mod=mod; go run main.go") == ["42"]
+
+
+@needs("gcc")
+async def test_leaks_are_found_under_the_debug_profile_and_otherwise_the_program_says_what_it_lacks(workspace: Path) -> None:
+    (workspace / "leak.c").write_text("#include <stdlib.h>\nint main(void) { volatile char *p = malloc(10); p[0] = 1; p = 0; return 0; }\n")
+    await build(workspace, "gcc -fsanitize=address leak.c -o leak")
+    async with Executor(profile("debug", workspace=str(workspace))) as executor:
+        found = await executor.run(["./leak"])
+        assert b"10 byte(s) leaked" in found.stderr
+        blind = await (await executor.start_with_policy(["./leak"], profile("untrusted", workspace=str(workspace)))).result()
+        assert (blind.exit_code, b"LeakSanitizer does not work under ptrace" in blind.stderr) == (1, True)
+        off = await executor.start_with_policy(
+            ["./leak"], profile("untrusted", workspace=str(workspace)), env={"ASAN_OPTIONS": "detect_leaks=0"}
+        )
+        assert (await off.result()).ok

@@ -168,7 +168,13 @@ class BackgroundCommands:
         cap = checked(
             "max_output_bytes", command_policy.output_bytes, policy.max_output_bytes if max_output_bytes is None else max_output_bytes
         )
-        real, root = await self._executor.call(command_checks.resolve_within_root, cwd, policy.cwd_root)
+
+        # The executor is given the root as the host names it, and so sees each link on the way: one that a job could plant is refused.
+        def look() -> tuple[str, str]:
+            root = os.path.abspath(policy.cwd_root)
+            return command_checks.resolve_within_root(cwd, root)[0], root
+
+        real, root = await self._executor.call(look)
         command_checks.check_allowlist(policy, command, real)
         job = await self._executor.start_with_policy(
             command,
