@@ -111,7 +111,8 @@ async def test_what_is_mounted_is_what_the_plan_says_and_nothing_of_the_host_is_
     view = await inside(Policy(workspace=str(workspace)), "view")
     own = {"tmpfs", "proc", "devpts"}
     devices = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")}
-    covers = {f"/proc/{name}" for name in ("kcore", "keys", "key-users", "kmsg", "latency_stats", "sched_debug", "timer_list")}
+    names = "cmdline interrupts kcore keys key-users kmsg latency_stats locks sched_debug softirqs timer_list"
+    covers = {f"/proc/{name}" for name in names.split()}
     host = {point: options.split(",") for point, kind, options, _, _ in view["mounts"] if kind not in own and point not in devices | covers}
     planned = {getattr(mount, "target", None) for mount in plan.mounts if type(mount).__name__ == "Bind"}
     assert host.keys() == planned

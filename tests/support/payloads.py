@@ -412,7 +412,8 @@ def kernel_files() -> dict:
         except OSError:
             continue
     masked = {}
-    for name in ("kcore", "keys", "key-users", "kmsg", "timer_list", "sched_debug", "latency_stats", "acpi", "scsi", "asound"):
+    files = "cmdline interrupts kcore keys key-users kmsg timer_list sched_debug latency_stats locks softirqs"
+    for name in (*files.split(), "acpi", "scsi", "asound"):
         path = f"/proc/{name}"
         if os.path.isdir(path):
             masked[name] = os.listdir(path)

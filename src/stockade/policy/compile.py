@@ -134,6 +134,6 @@ def _rlimits(limits: Limits, host: Host) -> tuple[Rlimit, ...]:
         # Init has the job's own id, so it counts.
         "NPROC": None if "pids" in host.controllers else limits.processes + 1,
         "RTPRIO": 0,
-        "SIGPENDING": 4096,
+        "SIGPENDING": 512,  # counted for the user who makes the namespace as well (user_namespaces(7))
     }
     return tuple(Rlimit(name, value) for name, value in values.items() if value is not None)

@@ -36,8 +36,12 @@ _DEVICE_LINKS = (
 
 PROC_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 PROC_OPTIONS = "hidepid=invisible"
-# Kernel memory, keys, timers and the log of the whole host: files are covered by /dev/null, directories by an empty tmpfs.
-PROC_MASKED = ("kcore", "keys", "key-users", "kmsg", "latency_stats", "sched_debug", "timer_list", "acpi", "asound", "scsi")
+# Of the whole host: how it was started, kernel memory, when a key is typed, keys, the log, who holds which lock, timers. Files are
+# covered by /dev/null, directories by an empty tmpfs.
+PROC_MASKED = (
+    *("cmdline", "interrupts", "kcore", "keys", "key-users", "kmsg", "latency_stats", "locks", "sched_debug", "softirqs", "timer_list"),
+    *("acpi", "asound", "scsi"),
+)
 # Pressure files take triggers from anybody who can write to them, and each makes the whole host's kernel work.
 PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "pressure")
 
@@ -187,6 +191,7 @@ def _seal_proc(root: int, shm_bytes: int | None) -> None:
             else:
                 covers.append((name, mounts.detach_copy(null, read_only=True, device=True, recursive=False)))
         namespaces.forbid_nested_namespaces(proc)
+        namespaces.bound_watches(proc)
         if shm_bytes is not None:
             namespaces.bound_system_v_memory(proc, shm_bytes)
         for name in directories:

@@ -106,7 +106,7 @@ def test_the_plan_of_an_ordinary_job():
             Rlimit("NICE", 0),
             Rlimit("NOFILE", 1024),
             Rlimit("RTPRIO", 0),
-            Rlimit("SIGPENDING", 4096),
+            Rlimit("SIGPENDING", 512),
         ),
         cgroup=CgroupLimits(memory_max=512 * MiB, swap_max=0, oom_group=True, pids_max=257),
         seccomp="default",
