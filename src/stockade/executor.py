@@ -32,12 +32,13 @@ from stockade.jobs.requests import job_request
 from stockade.jobs.results import Result, whole_output
 from stockade.jobs.starts import Created
 from stockade.jobs.supervisor import LiveJob, open_account
+from stockade.jobs.updates import update_limits
 from stockade.launcher import lookup
 from stockade.launcher.outcome import Aborted, Killed, signal_name
 from stockade.policy.admission import Admitted, admit
 from stockade.policy.command import Command, command
 from stockade.policy.compile import compile_policy
-from stockade.policy.model import Policy
+from stockade.policy.model import Limits, Policy
 from stockade.sandbox.spec import SandboxSpec
 
 P = ParamSpec("P")
@@ -290,12 +291,30 @@ class Executor(Reading):
         return live is not None and live.signal(number)
 
     async def freeze(self, job_id: str, *, caller: Caller = HOST) -> bool:
-        """Stops every process of a job until `thaw`; its time limits go on. False where it has none any more. Raises: UnknownJob."""
+        """Stops every process of a job until `thaw`; wall and idle time go on, but where the limit `count_frozen` is false.
+
+        False where it has none any more. Raises: UnknownJob.
+        """
         return await self._set_frozen(job_id, caller, frozen=True)
 
     async def thaw(self, job_id: str, *, caller: Caller = HOST) -> bool:
         """Has a frozen job go on. False where it has no process any more. Raises: UnknownJob."""
         return await self._set_frozen(job_id, caller, frozen=False)
+
+    async def update_limits(self, job_id: str, *, caller: Caller = HOST, **limits: Any) -> Limits:
+        """Changes limits of a job that runs, all of those given or none, and gives those that hold now.
+
+        Each may be tightened; the host application may also widen it up to this executor's policy. A job that has not begun yet is
+        waited for. What a sandbox is built with (open files, file size, sizes of places) cannot be changed; of `memory`, what System V
+        segments may hold stays. Recorded as a note.
+
+        Raises: UnknownJob; InvalidRequest and its kin for what is wrong, would widen, or comes too late; HostUnfit where this host
+        has no mechanism that could be changed. Nothing has changed then.
+        """
+        live = await self._live_job(job_id, caller)
+        if live is None:
+            raise InvalidRequest(f"job {job_id!r} has ended", field="job", hint="limits of a job can be changed while it runs")
+        return await update_limits(live, limits, self.policy.limits if caller is HOST else None)
 
     async def follow(self, job_id: str, stream: str = "stdout") -> AsyncGenerator[bytes, None]:
         """Every byte of a stream, those that are there first and then each as it comes, until the stream has ended."""
@@ -407,6 +426,7 @@ class Executor(Reading):
                 host_path=self.config.host_path,
                 private=engine.state_root,
                 granted=engine.writable,
+                io=policy.limits.io,
             )
         except ExecutableNotFound as error:
             if settle_failures:
@@ -436,6 +456,7 @@ class Executor(Reading):
                 while len(self._errors) > ERRORS_KEPT:
                     self._errors.popitem(last=False)
             del self._live[job.id], self._tasks[job.id]
+            job.has_begun.set()  # or nobody may wait for it any more
             job.wake_followers()
 
     async def _set_frozen(self, job_id: str, caller: Caller, *, frozen: bool) -> bool:

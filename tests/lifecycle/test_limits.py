@@ -78,7 +78,8 @@ async def test_a_file_that_grows_too_large_ends_its_writer_by_sigxfsz(workspace:
     policy = build_policy(file_size=1 * MIB).replace(workspace=str(workspace))
     async with Executor(policy) as executor:
         result = await executor.run(["/usr/bin/dd", "if=/dev/zero", "of=big", "bs=65536", "count=64", "status=none"])
-    assert result.outcome == Signaled(25)
+    assert result.outcome == Signaled(25, file_size=1 * MIB)
+    assert result.record.sentence() == "killed by SIGXFSZ: a file grew past the file size limit, 1 MiB"
     assert (workspace / "big").stat().st_size == 1 * MIB
 
 

@@ -13,6 +13,7 @@ Everything here blocks; callers with an event loop come in through a thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -125,6 +126,27 @@ class Account:
     def sizes(self) -> dict[str, int]:
         """Persisted bytes that can be read, for each stream (U-16)."""
         return {name: reader.size for name, reader in self._readers.items()}
+
+    def written(self) -> dict[str, int]:
+        """Bytes that were persisted, for each stream; of a tail also those that are gone by now."""
+        return {name: stream.extent().total for name, stream in self._streams.items()}
+
+    def line_ends(self) -> dict[str, int]:
+        """How many of those bytes are line ends, for each stream that was written here."""
+        return {name: count for name, stream in self._streams.items() if (count := stream.line_ends) is not None}
+
+    def set_cap(self, cap: int) -> None:
+        """Changes the cap of every stream while it is written: of all of them or of none. Blocks while a write is under way.
+
+        Raises: InvalidRequest where a stream has more than that already, or keeps its tail.
+        """
+        with contextlib.ExitStack() as held:
+            for writer in self._writers.values():
+                held.enter_context(writer.between_writes())
+            for stream in self._streams.values():
+                stream.check_cap(cap)
+            for stream in self._streams.values():
+                stream.cap = cap
 
     def close(self, *, sync: bool = False) -> tuple[SinkFailed, ...]:
         """Finish all streams and report those whose sink failed; never raises, and may be called again.

@@ -18,7 +18,7 @@ from typing import Final
 from stockade.bank.index import Mark, TextIndex, boundary_after, first_char_width
 from stockade.bank.private import Directory
 from stockade.bank.segments import Segments
-from stockade.errors import StockadeError
+from stockade.errors import InvalidRequest, StockadeError
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -86,6 +86,7 @@ class Stream:
         self._lock = threading.Lock()
         self._indexing = threading.Lock()
         self._total = 0
+        self._line_ends = 0
         self._finished = False
         self._written_here = False
         self._still_open: Callable[[], bool] | None = None
@@ -136,6 +137,11 @@ class Stream:
             return Extent(max(tail, 0, self.segments.start), self._total, self._finished)
 
     @property
+    def line_ends(self) -> int | None:
+        """How many line ends were written; None where the bytes were written by somebody else, and reading them would be needed."""
+        return self._line_ends if self._written_here else None
+
+    @property
     def paths(self) -> tuple[str, ...]:
         """The files on this host that hold the stream, oldest first."""
         return self.segments.paths
@@ -183,14 +189,29 @@ class Stream:
             self.segments.store_marks(self.index.marks())
         return self.index
 
+    def check_cap(self, cap: int) -> None:
+        """Raises: InvalidRequest where the cap cannot be changed to `cap` any more."""
+        if self.overflow is Overflow.KEEP_TAIL:
+            raise InvalidRequest(
+                "output: a stream that keeps its tail has files of its cap's size", field="output", hint="leave output as it is"
+            )
+        if cap < self.extent().total:
+            raise InvalidRequest(
+                f"output: {self.name} has {self.extent().total} bytes already, more than {cap}",
+                field="output",
+                hint="give at least that much, or kill the job",
+            )
+
     # For the writer
 
     def count(self, data: memoryview) -> None:
         """Count `data`, which has just been persisted; the writer's thread."""
         with self._indexing:
             behind = self.index.totals().bytes != self._total
+            line_ends = bytes(data).count(b"\n")
             with self._lock:
                 self._total += len(data)
+                self._line_ends += line_ends
             # Counting what is no text would slow the command and keep the interpreter busy for everybody; the first
             # reader of the text pays instead. A tail cannot wait for one: what it drops must have been counted.
             if self.overflow is Overflow.KEEP_TAIL or not (behind or self.index.costly):
@@ -209,6 +230,7 @@ class StreamWriter:
         self._stream = stream
         self._segment_start = 0
         self._closed = False
+        self._writing = threading.Lock()  # the cap must not change between a look at it and the write
         quarter = min(stream.cap // 4, 64 * MIB)
         self._segment_size = max(quarter, 64 * KIB) if stream.overflow is Overflow.KEEP_TAIL else None
 
@@ -217,16 +239,23 @@ class StreamWriter:
         """The stream that this writes."""
         return self._stream
 
+    def between_writes(self) -> threading.Lock:
+        """A lock under which nothing is written."""
+        return self._writing
+
     def write(self, data: bytes | bytearray | memoryview) -> bool:
         """Persist `data` as far as the cap lets; False where it did not all fit, and exactly `cap` bytes are kept
         (N-K3).
 
         Raises: SinkFailed where the sink fails; what was persisted before stays readable and is what is counted (U-17).
         """
+        with self._writing:
+            return self._write(memoryview(data).cast("B"))
+
+    def _write(self, view: memoryview) -> bool:
         stream = self._stream
         if stream.failure is not None:
             raise stream.failure
-        view = memoryview(data).cast("B")
         fits = True
         if stream.overflow is Overflow.KILL:
             room = stream.cap - stream.extent().total

@@ -6,9 +6,12 @@ import asyncio
 import dataclasses
 
 from stockade.launcher.outcome import Exited, Killed, Outcome, OutOfMemory, OutputLimited, Signaled, Status
-from stockade.sandbox.cgroup import Usage
+from stockade.policy.model import Limits
+from stockade.sandbox.counters import Usage
 
 SIGKILL = 9
+SIGXFSZ = 25
+_HOST_WITHOUT_MEMORY = "the host, or a cgroup around the job's, ran out of memory; the job was within its own limit"
 
 
 class Ending:
@@ -57,9 +60,7 @@ def _is_loss(cause: Outcome) -> bool:
     return isinstance(cause, OutputLimited | OutOfMemory) or (isinstance(cause, Killed) and cause.by == "sink")
 
 
-def classify(
-    cause: Outcome | None, status: Status | None, usage: Usage, memory_limit: int | None, *, is_server_lost: bool = False
-) -> Outcome:
+def classify(cause: Outcome | None, status: Status | None, usage: Usage, limits: Limits, *, is_server_lost: bool = False) -> Outcome:
     """How a job ended, from the cause (if any), the command's own status (if it was seen) and what its cgroup counted.
 
     With `is_server_lost`, a job whose end nobody reported went down with the fork server.
@@ -71,11 +72,13 @@ def classify(
     if cause is not None:
         return dataclasses.replace(cause, exit_code=code, signal=signal)  # type: ignore[arg-type]  # never Exited or Signaled
     if usage.oom_kills and (status is None or signal == SIGKILL):
-        return OutOfMemory(limit=memory_limit, peak=usage.peak_memory, processes=usage.oom_kills, exit_code=code, signal=signal)
+        if usage.oom_events == 0:
+            return Killed(by="foreign", detail=_HOST_WITHOUT_MEMORY, exit_code=code, signal=signal)
+        return OutOfMemory(limit=limits.memory, peak=usage.peak_memory, processes=usage.oom_kills, exit_code=code, signal=signal)
     if status is None:
         who = "fork server was killed, and every job with it" if is_server_lost else "sandbox's init was killed from outside"
         return Killed(by="foreign", detail=f"the {who}")
     if signal is not None:
-        return Signaled(signal)
+        return Signaled(signal, file_size=limits.file_size if signal == SIGXFSZ else None)
     assert code is not None
     return Exited(code)

@@ -157,7 +157,9 @@ class Engine:
                 etc = tempfile.mkdtemp(prefix="etc-", dir=self._state.layout.run)
                 os.chmod(etc, 0o755)  # noqa: S103 - it is the /etc of every job
                 etcdir.compose(os.path.join(place, "etc"), etc)
-                self._hosts[root] = host.find_host(identity=self.identity, controllers=self.tree.controllers, etc=etc, root=place)
+                self._hosts[root] = host.find_host(
+                    identity=self.identity, controllers=self.tree.controllers, etc=etc, root=place, cpuset=self.tree.cpuset()
+                )
             return self._hosts[root]
 
     async def load_filter(self, name: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from stockade.jobs.records import JobRecord
 from stockade.jobs.results import Result
+from stockade.policy.model import Limits
 
 
 class Asked(Protocol):
@@ -17,6 +18,8 @@ class Asked(Protocol):
     async def result(self, job_id: str) -> Result: ...
 
     async def kill(self, job_id: str, *, grace: float | None = None, signal: int = 15) -> JobRecord: ...
+
+    async def update_limits(self, job_id: str, **limits: Any) -> Limits: ...
 
     def follow(self, job_id: str, stream: str = "stdout") -> AsyncIterator[bytes]: ...
 
@@ -39,6 +42,10 @@ class Job:
     async def kill(self, *, grace: float | None = None, signal: int = 15) -> JobRecord:
         """Ends it; see `Executor.kill`."""
         return await self._executor.kill(self.id, grace=grace, signal=signal)
+
+    async def update_limits(self, **limits: Any) -> Limits:
+        """Changes limits while it runs; see `Executor.update_limits`."""
+        return await self._executor.update_limits(self.id, **limits)
 
     def follow(self, stream: str = "stdout") -> AsyncIterator[bytes]:
         """Its bytes as they come; see `Executor.follow`."""

@@ -27,10 +27,11 @@ from pydantic import (
 
 from stockade.errors import StateError, StockadeError
 from stockade.ids import InstanceId, JobId
+from stockade.jobs.reached import Reached
 from stockade.jobs.states import JobState, is_settled
 from stockade.launcher.outcome import Outcome
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2  # 2: more of usage, and the limits that were reached
 V = TypeVar("V")
 _ABSENT: Final[tuple[object, ...]] = (None, {}, ())
 
@@ -59,16 +60,32 @@ class _Record(BaseModel):
 
 
 class Usage(_Record):
-    """What a job has used; None means that this host cannot tell. Times in seconds, sizes in bytes."""
+    """What a job has used; None means that this host cannot tell. Times in seconds, sizes in bytes.
+
+    `throttled` is time that `cpus` made it wait, `frozen` the part of `wall` in which it was frozen. `peak_sampled` is the largest
+    sample where memory is sampled: what the job held at that moment, or a little more. `io_read` and `io_written` are of block
+    devices, without what the kernel has not written yet. `output_bytes` and `output_lines` (line ends) are by stream, `tmpfs_bytes`
+    and `tmpfs_inodes` by place, when the last process was gone. `pressure` is how long some, or all, processes waited for a
+    resource (`memory.some` …; PSI).
+    """
 
     wall: float | None = None
+    frozen: float | None = None
     user: float | None = None
     system: float | None = None
     throttled: float | None = None
     peak_memory: int | None = None
+    peak_sampled: int | None = None
     peak_processes: int | None = None
+    refused_forks: int | None = None
+    oom_kills: int | None = None
     io_read: int | None = None
     io_written: int | None = None
+    output_bytes: Frozen[int] | None = None
+    output_lines: Frozen[int] | None = None
+    tmpfs_bytes: Frozen[int] | None = None
+    tmpfs_inodes: Frozen[int] | None = None
+    pressure: Frozen[float] | None = None
 
 
 class JobError(_Record):
@@ -121,6 +138,7 @@ class JobRecord(JobRequest):
     stderr_bytes: NonNegativeInt = 0
     references: Frozen[JsonValue] = Field(default_factory=dict)
     usage: Usage = Usage()
+    reached: tuple[Reached, ...] = ()  # limits that did not end it; their sentences are among the notes
     notes: tuple[str, ...] = ()
     acknowledged: bool = False
 
@@ -165,6 +183,8 @@ class DamagedRecord(StateError):
 def dumps(record: JobRecord) -> str:
     """The form on disk, without the acknowledgement, which is a column of its own because it changes later."""
     body = {name: value for name, value in record.model_dump(exclude={"acknowledged"}).items() if value not in _ABSENT}
+    if "usage" in body:
+        body["usage"] = {name: value for name, value in body["usage"].items() if value is not None}
     # ASCII, with escapes: argv may hold bytes that are no UTF-8 (as surrogates), and SQLite's text may not.
     text = json.dumps({"schema": SCHEMA, **body}, separators=(",", ":"))
     return f"{zlib.crc32(text.encode()):08x}{text}"

@@ -35,7 +35,7 @@ from stockade.launcher.outcome import Outcome
 RECENT: Final = 1_024  # settled records kept in memory, unless the disk is full
 ID_ATTEMPTS: Final = 100
 
-_CHANGEABLE: Final = frozenset({"stdout_bytes", "stderr_bytes", "references", "usage", "isolation"})
+_CHANGEABLE: Final = frozenset({"stdout_bytes", "stderr_bytes", "references", "usage", "reached", "isolation"})
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, ParamSpec
 
 from pydantic import JsonValue
@@ -20,9 +20,12 @@ from pydantic import JsonValue
 from stockade.bank.bank import Account
 from stockade.bank.streams import Overflow, SinkFailed
 from stockade.errors import LaunchFailed, StockadeError
+from stockade.jobs.accounting import record_usage
+from stockade.jobs.budget import Budget
 from stockade.jobs.ending import Ending, classify
 from stockade.jobs.engine import Engine
-from stockade.jobs.records import JobError, JobRecord, Usage
+from stockade.jobs.reached import find_reached, fuller
+from stockade.jobs.records import JobError, JobRecord
 from stockade.jobs.states import ForbiddenTransition, JobState
 from stockade.jobs.watch import watch_limits
 from stockade.launcher.outcome import Killed, Outcome, OutOfMemory, OutputLimited, Status
@@ -30,8 +33,8 @@ from stockade.launcher.process import KILL_BOUND, ProcessTree
 from stockade.launcher.sandboxes import Sandbox
 from stockade.launcher.stdio import Stream
 from stockade.launcher.waiting import wait_done
-from stockade.policy.model import Policy
-from stockade.sandbox import cgroup
+from stockade.policy.model import Limits, Policy
+from stockade.sandbox import counters
 from stockade.sandbox.spec import SandboxSpec
 
 P = ParamSpec("P")
@@ -74,6 +77,7 @@ class LiveJob:
         self._keeps_artifacts = artifacts
         self.references: dict[str, JsonValue] = {}
         self.policy = policy
+        self.budget = Budget(policy.limits, engine.tree.controllers)
         self._plan = plan
         self.ending = Ending()
         self.first_signal = int(signal.SIGTERM)
@@ -81,14 +85,14 @@ class LiveJob:
         self.account = account
         self.tree: ProcessTree | None = None
         self.followers: set[asyncio.Event] = set()  # each is its own follower's to clear
-        self.peak_sample: int | None = None
-        self.is_frozen = False
         self.streams: list[Stream] = []
         self._stdin = stdin
         self._loop = asyncio.get_running_loop()
         self._closed: dict[Stream, asyncio.Event] = {}
         self._sandbox: Sandbox | None = None
-        self._began = 0.0
+        self.began = 0.0  # of the monotonic clock
+        self.has_begun = asyncio.Event()  # or will never begin
+        self.isolation = record.isolation
         self._grace = policy.limits.grace
         self._hurry = asyncio.Event()
 
@@ -115,14 +119,14 @@ class LiveJob:
         except (StockadeError, OSError) as error:
             await self._clean_up()
             return await self._settle_failed(error)
-        watching = asyncio.create_task(watch_limits(self, tree), name=f"stockade-watch-{self.id}")
+        watching = asyncio.create_task(watch_limits(self, tree, self.began), name=f"stockade-watch-{self.id}")
         try:
             status = await self._await_end(tree)
         finally:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
-        wall = time.monotonic() - self._began
+        wall = time.monotonic() - self.began
         usage = await self._clean_up()
         return await self._settle(status, usage, wall)
 
@@ -141,9 +145,20 @@ class LiveJob:
         """Stops or resumes every process of the job; False where it has none (any more)."""
         if self.tree is None or self.tree.is_dead or self.ending.cause is not None:
             return False
-        self.is_frozen = frozen
-        await self.engine.call_watching(self.tree.leaf.freeze, frozen=frozen)
+        await self._write_frozen(self.tree, frozen=frozen)
         return True
+
+    async def _write_frozen(self, tree: ProcessTree, *, frozen: bool) -> None:
+        self.budget.set_frozen(time.monotonic(), frozen=frozen)
+        await self.engine.call_watching(tree.leaf.freeze, frozen=frozen)
+
+    def set_limits(self, limits: Limits, isolation: Mapping[str, str]) -> None:
+        """Other limits hold from now on; `isolation` names how. Whoever must have been told outside has been."""
+        if limits.grace != self.budget.limits.grace:
+            self._grace = limits.grace
+            self._hurry.set()
+        self.isolation = isolation
+        self.budget.replace(limits)
 
     def shorten_grace(self, seconds: float | None) -> float:
         """Bounds the time between the first signal and SIGKILL, also while it runs; returns what holds now."""
@@ -173,8 +188,9 @@ class LiveJob:
             message = await engine.call(self._sandbox.write_command, self.spec, self._stdin)
         self._check_wanted()
         await self._sandbox.execute(message)
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         engine.registry.advance(self.id, JobState.RUNNING)
+        self.has_begun.set()
         return self.tree
 
     async def _take_sandbox(self, *, merge: bool) -> Sandbox:
@@ -230,7 +246,7 @@ class LiveJob:
         return passed_on
 
     def _on_over_cap(self, stream: Stream) -> None:
-        self.ending.ask(OutputLimited(stream.name, self.policy.limits.output))
+        self.ending.ask(OutputLimited(stream.name, self.budget.limits.output))
 
     def _on_sink_failed(self, stream: Stream, error: Exception) -> None:
         detail = error.message if isinstance(error, SinkFailed) else f"{stream.name} sink failed: {error}"
@@ -274,8 +290,8 @@ class LiveJob:
         self.engine.registry.advance(self.id, JobState.STOPPING)
         if isinstance(self.ending.cause, OutOfMemory):
             return  # no time to be polite: every moment costs the host memory
-        if self.is_frozen:
-            await self.engine.call_watching(tree.leaf.freeze, frozen=False)
+        if self.budget.clock.is_frozen:
+            await self._write_frozen(tree, frozen=False)
         tree.signal(self.first_signal)
         began = time.monotonic()
         while not ended.done() and (left := began + self._grace - time.monotonic()) > 0:
@@ -301,7 +317,7 @@ class LiveJob:
                 except TimeoutError:  # its sink hangs, say: what it holds is on its way to the disk
                     self.ending.notes.append(f"{stream.name} could not be stored within {DRAIN:g} s, its end may be missing")
 
-    async def _clean_up(self) -> cgroup.Usage:
+    async def _clean_up(self) -> counters.Usage:
         """Closes and removes everything but the record."""
         if self._sandbox is not None:
             await self._sandbox.end()
@@ -322,8 +338,8 @@ class LiveJob:
         except Exception:  # noqa: BLE001 - the record must settle
             _log.exception("job %s could not be abandoned", self.id)
 
-    def _remove(self) -> cgroup.Usage:
-        usage = cgroup.Usage()
+    def _remove(self) -> counters.Usage:
+        usage = counters.Usage()
         if self._sandbox is not None:
             try:
                 usage = self._sandbox.remove()
@@ -342,23 +358,23 @@ class LiveJob:
                     self.references[name] = reference.model_dump()
         return usage
 
-    async def _settle(self, status: Status | None, usage: cgroup.Usage, wall: float) -> JobRecord:
-        outcome = classify(self.ending.cause, status, usage, self.policy.limits.memory, is_server_lost=self.engine.server.has_ended)
+    async def _settle(self, status: Status | None, counted: counters.Usage, wall: float) -> JobRecord:
+        budget = self.budget
+        outcome = classify(self.ending.cause, status, counted, budget.limits, is_server_lost=self.engine.server.has_ended)
         if isinstance(outcome, OutOfMemory) and outcome.peak is None:
-            outcome = dataclasses.replace(outcome, peak=self.peak_sample)
-        if usage.oom_kills and not isinstance(outcome, OutOfMemory):
-            self.ending.notes.append(f"{usage.oom_kills} processes were killed: out of memory, but the command went on")
-        record_usage = Usage(
+            outcome = dataclasses.replace(outcome, peak=budget.peak_sample)
+        filled = {} if self._sandbox is None else self._sandbox.filled
+        reached = find_reached(outcome, counted, budget.limits, fuller(budget.filled, filled), was_crowded=budget.was_crowded)
+        self.ending.notes += [each.sentence() for each in reached]
+        usage = record_usage(
+            counted,
             wall=wall,
-            user=usage.user_cpu,
-            system=usage.system_cpu,
-            throttled=usage.throttled,
-            peak_memory=usage.peak_memory,
-            peak_processes=usage.peak_processes,
-            io_read=usage.read_bytes,
-            io_written=usage.written_bytes,
+            frozen=budget.clock.frozen_seconds(self.began, self.began + wall),
+            peak_sample=budget.peak_sample,
+            account=self.account,
+            filled=filled,
         )
-        return await self._committed(outcome, wall, usage=record_usage)
+        return await self._committed(outcome, wall, usage=usage, reached=reached, isolation=self.isolation)
 
     async def _settle_failed(self, error: StockadeError | OSError) -> JobRecord:
         if not isinstance(error, StockadeError):

@@ -1,58 +1,107 @@
-"""The limits that only the executor can hold: wall, CPU and idle time, and memory where no controller does it."""
+"""The limits that only the executor can hold: wall, CPU and idle time, and memory where no controller does it.
+
+What is looked at anyway is looked at for more: whether a place is full, and whether as many processes are there as may be.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from stockade.jobs.budget import Budget
 from stockade.launcher.outcome import OutOfMemory, TimedOut
 from stockade.launcher.process import ProcessTree
 from stockade.launcher.sampling import tree_memory
+from stockade.launcher.scratch import Filling
 
 if TYPE_CHECKING:
     from stockade.jobs.supervisor import LiveJob
 
 PERIOD: Final = 0.1  # seconds between two looks
+_LONGEST: Final = 3600.0  # seconds without a look
 
 
-async def watch_limits(job: LiveJob, tree: ProcessTree) -> None:
-    """Looks at one job until a limit is reached, and then asks for its end; cancelled when the job has ended."""
-    limits = job.policy.limits
-    samples_memory = limits.memory is not None and ("memory", "memory.sampled") in job.spec.mechanisms
-    looks = samples_memory or limits.cpu_time is not None or limits.idle_time is not None
-    began = time.monotonic()
-    deadline = None if limits.wall_time is None else began + limits.wall_time
-    now = began
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at a job that runs: seconds of CPU, bytes, threads with those of init; None for what nobody asks."""
+
+    cpu: float | None
+    filled: dict[str, Filling]
+    threads: int | None
+    memory: int | None
+    processes: int
+
+
+async def watch_limits(job: LiveJob, tree: ProcessTree, began: float) -> None:
+    """Looks at one job until a limit is reached, and then asks for its end; cancelled when the job has ended.
+
+    The limits may change meanwhile, and so may whether the job is frozen; the budget tells.
+    """
     while True:
-        pause = PERIOD if looks else 3600.0
-        await asyncio.sleep(pause if deadline is None else max(0.0, min(pause, deadline - now)))
+        job.budget.changed.clear()
         now = time.monotonic()
-        if deadline is not None and now >= deadline:
-            assert limits.wall_time is not None
-            job.ending.ask(TimedOut("wall", limits.wall_time))
+        left = _time_left(job.budget, began, now)
+        if left <= 0:
+            assert job.budget.limits.wall_time is not None
+            job.ending.ask(TimedOut("wall", job.budget.limits.wall_time))
             return
         try:
-            if looks and await _look(job, tree, began, samples_memory=samples_memory):
+            async with asyncio.timeout(min(left, PERIOD if _has_to_look(job.budget) else _LONGEST)):
+                await job.budget.changed.wait()
+            continue
+        except TimeoutError:
+            pass
+        try:
+            if _has_to_look(job.budget) and await _look(job, tree, began):
                 return
         except (OSError, RuntimeError):
             pass  # no descriptor or thread was free, say; the next look comes soon
 
 
-async def _look(job: LiveJob, tree: ProcessTree, began: float, *, samples_memory: bool) -> bool:
-    limits = job.policy.limits
+def _time_left(budget: Budget, began: float, now: float) -> float:
+    """Seconds of wall time that are left; without a limit, and while a frozen job's clock stands still, more than any look waits."""
+    limits = budget.limits
+    if limits.wall_time is None:
+        return _LONGEST
+    left = limits.wall_time - budget.passed(began, now)
+    return _LONGEST if left > 0 and budget.clock.is_frozen and not limits.count_frozen else left
+
+
+def _has_to_look(budget: Budget) -> bool:
+    limits = budget.limits
+    return (limits.memory is not None and budget.samples_memory) or limits.cpu_time is not None or limits.idle_time is not None
+
+
+async def _look(job: LiveJob, tree: ProcessTree, began: float) -> bool:
+    budget, limits = job.budget, job.budget.limits
     if limits.idle_time is not None:
         last = max((stream.last_activity for stream in job.streams), default=began)
-        if time.monotonic() - max(last, began) >= limits.idle_time:
+        if budget.passed(max(last, began), time.monotonic()) >= limits.idle_time:
             return job.ending.ask(TimedOut("idle", limits.idle_time))
-    if limits.cpu_time is not None:
-        used = await job.engine.call_watching(tree.leaf.cpu_seconds)
-        if used is not None and used >= limits.cpu_time:
-            return job.ending.ask(TimedOut("cpu", limits.cpu_time))
-    if samples_memory and limits.memory is not None:
-        held = await job.engine.call_watching(tree_memory, tree.leaf, limits.memory)
-        job.peak_sample = max(held, job.peak_sample or 0)
-        if held > limits.memory:
-            processes = len(await job.engine.call_watching(tree.leaf.processes)) - 1  # init is none of the job's
-            return job.ending.ask(OutOfMemory(limit=limits.memory, peak=held, processes=processes))
+    sample = await job.engine.call_watching(_sample, budget, tree)
+    budget.note_sample(sample.filled, sample.threads, sample.memory)
+    if limits.cpu_time is not None and sample.cpu is not None and sample.cpu >= limits.cpu_time:
+        return job.ending.ask(TimedOut("cpu", limits.cpu_time))
+    if limits.memory is not None and sample.memory is not None and sample.memory > limits.memory:
+        return job.ending.ask(OutOfMemory(limit=limits.memory, peak=sample.memory, processes=sample.processes))
     return False
+
+
+def _sample(budget: Budget, tree: ProcessTree) -> Sample:
+    """Blocks."""
+    limits, leaf = budget.limits, tree.leaf
+    filled = tree.scratch.measure()
+    memory, processes = None, 0
+    if limits.memory is not None and budget.samples_memory:
+        memory = tree_memory(leaf, limits.memory, sum(each.used_bytes for each in filled.values()))
+        if memory > limits.memory:
+            processes = len(leaf.processes()) - 1  # init is none of the job's
+    return Sample(
+        cpu=None if limits.cpu_time is None else leaf.cpu_seconds(),
+        filled=filled,
+        threads=leaf.count_threads() if budget.samples_processes else None,
+        memory=memory,
+        processes=processes,
+    )

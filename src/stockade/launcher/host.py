@@ -49,7 +49,7 @@ def check_root(root: str) -> None:
         raise InvalidRequest(f"root: {root!r} is not a directory", field="root", hint="name a directory with a system in it")
 
 
-def find_host(*, identity: Identity, controllers: Iterable[str], etc: str, root: str = "/") -> Host:
+def find_host(*, identity: Identity, controllers: Iterable[str], etc: str, root: str = "/", cpuset: str | None = None) -> Host:
     """Describes the trees that make up the default root, taken from `root` ("/": the host's own), which has been checked."""
     names = [path[1:] for path in _SYSTEM] if root == "/" else sorted(set(os.listdir(root)) - _OWN)
     system: list[Place] = []
@@ -69,4 +69,5 @@ def find_host(*, identity: Identity, controllers: Iterable[str], etc: str, root:
         links=tuple(links),
         etc=Place("/etc", etc_place.real, etc_place.device, etc_place.inode, etc_place.uid, etc_place.gid, is_dir=True),
         cpus=os.cpu_count() or 1,
+        cpuset=cpuset,
     )

@@ -15,6 +15,7 @@ from errno import ELOOP
 
 from stockade.confinement import find_directory, is_inside
 from stockade.errors import ExecutableNotFound, InvalidRequest, NotExecutable
+from stockade.launcher.devices import resolve_io
 from stockade.sandbox import syscalls
 from stockade.sandbox.spec import JOB_HOME, Host, Place, Resolution
 
@@ -99,8 +100,11 @@ def resolve(
     host_path: str,
     private: str | None = None,
     granted: Iterable[str] = (),
+    io: tuple[str, ...] = (),
 ) -> Resolution:
-    """Looks at all paths of one request. `host_path` is where the caller's own programs are, to name a missing one's place.
+    """Looks at all paths of one request, and at the devices that its io limits mean.
+
+    `host_path` is where the caller's own programs are, to name a missing one's place.
 
     `private` is the real path of the executor's own state: no path may bring it into sight, since as root it would then belong to
     the job. `granted` are real paths that earlier jobs, of any policy, could write to.
@@ -128,7 +132,15 @@ def resolve(
     view = View.of(host, named)
     executable = _find_executable(argv0, inside_cwd, path, view, host_path)
     tops_given = (*((base,) if base is not None else ()), *writable)
-    return Resolution(executable=executable, cwd=inside_cwd, workspace=base, ro=readable, rw=writable, pins=_pins(readable, tops_given))
+    return Resolution(
+        executable=executable,
+        cwd=inside_cwd,
+        workspace=base,
+        ro=readable,
+        rw=writable,
+        pins=_pins(readable, tops_given),
+        io=resolve_io(io),
+    )
 
 
 def _pins(readable: tuple[Place, ...], writable: tuple[Place, ...]) -> tuple[tuple[Place, Place], ...]:

@@ -19,6 +19,13 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def size_text(count: int) -> str:
+    """Bytes in words: `512 MiB`; exact below one MiB."""
+    if count >= 1 << 20:
+        return f"{count / (1 << 20):.4g} MiB"
+    return f"{count // 1024} KiB" if count and count % 1024 == 0 else f"{count} bytes"
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """The command's own wait status (wait(2)); exactly one of the two is set."""
@@ -46,14 +53,19 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Signaled:
-    """The command was ended by a signal that Stockade did not send: its own, or one of its own processes'."""
+    """The command was ended by a signal that Stockade did not send: its own, or one of its own processes'.
+
+    `file_size` is the limit in bytes that was in force, where the signal is the one that the kernel sends for it (SIGXFSZ).
+    """
 
     signal: int
     exit_code: None = None
     kind: Literal["signaled"] = "signaled"
+    file_size: int | None = None
 
     def sentence(self) -> str:
-        return f"killed by {signal_name(self.signal)}"
+        why = "" if self.file_size is None else f": a file grew past the file size limit, {size_text(self.file_size)}"
+        return f"killed by {signal_name(self.signal)}{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +125,9 @@ class OutOfMemory:
     def sentence(self) -> str:
         parts = ["killed: out of memory"]
         if self.limit is not None:
-            parts.append(f"{_mebibytes(self.limit)} limit")
+            parts.append(f"{size_text(self.limit)} limit")
         if self.peak is not None:
-            parts.append(f"peak {_mebibytes(self.peak)}")
+            parts.append(f"peak {size_text(self.peak)}")
         if self.processes is not None:
             parts.append(f"{self.processes} process{'' if self.processes == 1 else 'es'}")
         return ", ".join(parts)
@@ -135,7 +147,3 @@ class Aborted:
 
 
 Outcome = Exited | Signaled | Killed | TimedOut | OutputLimited | OutOfMemory | Aborted
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / (1 << 20):.4g} MiB"

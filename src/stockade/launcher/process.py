@@ -16,6 +16,7 @@ from typing import Any
 
 from stockade.errors import LaunchFailed, Protocol
 from stockade.launcher.outcome import Status
+from stockade.launcher.scratch import ScratchPlaces
 from stockade.sandbox import protocol
 from stockade.sandbox.cgroup import Leaf
 
@@ -35,6 +36,7 @@ class ProcessTree:
 
     def __init__(self, *, pidfd: int, report: socket.socket, request: int, leaf: Leaf) -> None:
         self.leaf = leaf
+        self.scratch = ScratchPlaces()  # closed by whoever removes the sandbox
         self._request = request
         self._loop = asyncio.get_running_loop()
         self._pidfd = pidfd
@@ -165,10 +167,12 @@ class ProcessTree:
             return False
         try:
             data, descriptors = protocol.receive(self._report)
-            for descriptor in descriptors:  # init has none to give
-                os.close(descriptor)
             if data:
-                self._take(protocol.decode(data))
+                with contextlib.ExitStack() as unused:
+                    for descriptor in descriptors:
+                        unused.callback(os.close, descriptor)
+                    if self._take(protocol.decode(data), descriptors):
+                        unused.pop_all()
                 return True
         except BlockingIOError:
             return False
@@ -177,13 +181,19 @@ class ProcessTree:
         except (Protocol, KeyError, TypeError, ValueError, OSError) as error:
             # Init is the job's neighbour: nonsense from it ends the job, never us.
             hint = f"init broke its protocol: {error}"
+            if isinstance(error, protocol.DescriptorsLost):
+                hint = "no descriptor was free for what init passes on; raise the limit of open files, or run fewer jobs at once"
             self._refused = LaunchFailed(step=self._step(), call="report", path=None, errno=None, hint=hint)
         self._loop.remove_reader(self._report.fileno())
         self._report.close()  # which ends init, if it has not ended
         return False
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: dict[str, Any], descriptors: list[int]) -> bool:
+        """Acts on a message of init's; True where its descriptors are now ours."""
         match message["is"]:
+            case protocol.PLACES if not self._ready.done():  # later a command may have run
+                self.scratch.take(_paths(message, len(descriptors)), descriptors)
+                return True
             case protocol.READY | protocol.STARTED as kind:
                 future = self._ready if kind == protocol.READY else self._started
                 if not future.done():
@@ -200,6 +210,7 @@ class ProcessTree:
                 pass
             case kind:
                 raise Protocol(f"unknown message {kind[:40]!r}")
+        return False
 
     def _on_gone(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -214,6 +225,13 @@ class ProcessTree:
                 future.exception()  # looked at: whoever waits gets it, and nobody needs to
         if not self._gone.done():
             self._gone.set_result(None)
+
+
+def _paths(message: dict[str, Any], count: int) -> list[str]:
+    paths = message.get("paths")
+    if not isinstance(paths, list) or len(paths) != count or not all(isinstance(path, str) for path in paths):
+        raise Protocol(f"not the paths of {count} places")
+    return paths
 
 
 def _status(message: dict[str, Any]) -> Status:

@@ -17,17 +17,17 @@ import os
 import psutil
 
 from stockade.sandbox.cgroup import Leaf
-from stockade.sandbox.spec import JOB_HOME
 
 _BLOCK = 512  # bytes of st_blocks, whatever the file system's own block is (stat(2))
-_OWN_TMPFS = ("/tmp", JOB_HOME, "/dev/shm")
 _MAX_FILES = 4096  # memory files looked at in one go; a job has at most `open_files` in each process
 
 
-def tree_memory(leaf: Leaf, limit: int) -> int:
-    """Bytes that a job holds: an upper bound while it is at most `limit`, as exact as can be above. Blocks."""
+def tree_memory(leaf: Leaf, limit: int, scratch: int) -> int:
+    """Bytes that a job holds, `scratch` of them in its own tmpfs mounts: an upper bound while it is at most `limit`, as exact as can
+    be above. Blocks.
+    """
     processes = _processes(leaf)
-    files = _tmpfs_bytes(processes) + _memory_file_bytes(processes)
+    files = scratch + _memory_file_bytes(processes)
     total = sum(_resident(process) for process in processes) + files
     if total <= limit:
         return total
@@ -62,21 +62,6 @@ def _proportional_without_files(process: psutil.Process) -> int:
     except (OSError, ValueError, IndexError):
         return _resident(process)  # init cannot be looked into when rootless
     return 1024 * (fields.get("Pss", 0) - fields.get("Pss_Shmem", 0) + fields.get("SwapPss", 0))
-
-
-def _tmpfs_bytes(processes: list[psutil.Process]) -> int:
-    """Bytes in the tmpfs mounts that a job has of its own, seen through the root of one of its processes."""
-    ours = os.stat("/")
-    for process in processes:
-        root = f"/proc/{process.pid}/root"
-        try:
-            if os.path.samestat(os.stat(root), ours):
-                continue  # it was gone, and its pid is another process's
-            sizes = [os.statvfs(f"{root}{place}") for place in _OWN_TMPFS]
-        except OSError:
-            continue  # it is gone, or may not be looked at
-        return sum((each.f_blocks - each.f_bfree) * each.f_frsize for each in sizes)
-    return 0
 
 
 def _memory_file_bytes(processes: list[psutil.Process]) -> int:

@@ -19,9 +19,12 @@ from stockade.errors import LaunchFailed, StockadeError
 from stockade.ids import new_job_id
 from stockade.launcher.idslots import IdSlots, caller_map, range_map
 from stockade.launcher.process import KILL_BOUND, ProcessTree
+from stockade.launcher.scratch import Filling
 from stockade.launcher.spawn import LAUNCH_BOUND, ForkServer
 from stockade.launcher.waiting import wait_done
 from stockade.sandbox import cgroup, protocol
+from stockade.sandbox.counters import Usage
+from stockade.sandbox.limitfiles import LIMIT_OF_FILE
 from stockade.sandbox.spec import JOB_GID, JOB_UID, SandboxSpec
 
 _log = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ class Sandbox:
         self.name = name
         self.leaf = leaf
         self.notes: list[str] = []
+        self.filled: dict[str, Filling] = {}  # how full the job's own places were at its end; filled in by `remove`
         self.stdout_read = self.stdout_write = self.stderr_read = self.stderr_write = self.command = self.stdin = self._body = -1
         self._given: list[int] = []
         self._slots = slots
@@ -128,11 +132,14 @@ class Sandbox:
             except TimeoutError:
                 self.notes.append("init did not end when it was killed")
 
-    def remove(self) -> cgroup.Usage:
+    def remove(self) -> Usage:
         """Removes what `end` has emptied; what its cgroup counted is read just before that goes. Blocks."""
         self._close_own()
         if not self.leaf.wait_empty(KILL_BOUND):
             self.notes.append(f"processes {self.leaf.processes()} were still there {KILL_BOUND:g} s after they were killed")
+        if self._tree is not None:
+            self.filled = self._tree.scratch.measure()
+            self._tree.scratch.close()
         usage = self.leaf.usage()
         try:
             self.leaf.remove()
@@ -159,6 +166,7 @@ class Sandbox:
                 async with asyncio.timeout(KILL_BOUND):
                     await self._tree.wait_gone()
             self._tree.close()
+            self._tree.scratch.close()
         self._close_own()
         self.leaf.close()
 
@@ -314,8 +322,16 @@ class Sandboxes:
         try:
             leaf = self._tree.make_leaf(name, spec.cgroup)
         except OSError as error:
-            raise LaunchFailed(step="cgroup", call="write", path=error.filename, errno=error.errno, hint=error.strerror) from None
+            raise LaunchFailed(
+                step="cgroup", call="write", path=error.filename, errno=error.errno, hint=limit_hint(error.filename, error.strerror)
+            ) from None
         return Sandbox(name, leaf, self._slots, spec)
+
+
+def limit_hint(file: str | None, why: str | None) -> str | None:
+    """What to change where the kernel refused to write a limit to a file of the leaf."""
+    limit = LIMIT_OF_FILE.get(file or "")
+    return why if limit is None else f"{why}: change limits.{limit}, or leave it out"
 
 
 async def _dispose(sandbox: Sandbox) -> None:

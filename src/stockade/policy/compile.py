@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stockade.errors import HostUnfit
+from stockade.errors import HostUnfit, PolicyError
 from stockade.policy.checks import Environment
 from stockade.policy.command import Command, check_exec_size
 from stockade.policy.environment import job_environment
 from stockade.policy.layout import mount_plan
-from stockade.policy.model import Limits, Network, Policy
+from stockade.policy.model import Limits, Network, Policy, cpu_numbers
+from stockade.policy.quantities import shown
 from stockade.sandbox.spec import CgroupLimits, Host, KiB, Resolution, Rlimit, SandboxSpec
 
 # limit -> (the controller that it needs, the mechanism with it, the mechanism without it)
@@ -52,10 +53,11 @@ def compile_policy(
 
     In `host.system`, `given` is where a tree appears inside and `real` where it lies on the host.
 
-    Raises: HostUnfit for a required mechanism that the host lacks, PolicyError for paths that cannot be mounted,
-    InvalidRequest for arguments that the kernel would not take.
+    Raises: HostUnfit for a required mechanism that the host lacks, PolicyError for CPUs that are not there and for paths that cannot
+    be mounted, InvalidRequest for arguments that the kernel would not take.
     """
     _check_required(policy, host)
+    check_cpuset(policy.limits, host)
     environment = job_environment(policy, command, resolution.cwd, inherited)
     check_exec_size(command.argv, environment)
     return SandboxSpec(
@@ -65,7 +67,7 @@ def compile_policy(
         environment=tuple(environment.items()),
         mounts=mount_plan(policy, host, resolution),
         rlimits=_rlimits(policy.limits, host),
-        cgroup=_cgroup(policy.limits, host),
+        cgroup=leaf_limits(policy.limits, host, resolution.io),
         seccomp=policy.seccomp,
         identity=host.identity,
         hostname=policy.hostname,
@@ -103,21 +105,34 @@ def _check_required(policy: Policy, host: Host) -> None:
         )
 
 
-def _cgroup(limits: Limits, host: Host) -> CgroupLimits:
+def check_cpuset(limits: Limits, host: Host) -> None:
+    """Raises: PolicyError for CPUs that jobs cannot have here: the kernel would take others instead, without a word."""
+    if limits.cpuset is None or host.cpuset is None:
+        return
+    if missing := cpu_numbers(limits.cpuset) - cpu_numbers(host.cpuset):
+        raise PolicyError(
+            f"limits.cpuset: {shown(limits.cpuset)} names CPU {min(missing)}, which jobs cannot have here",
+            field="limits.cpuset",
+            hint=f"give some of the CPUs {host.cpuset}",
+        )
+
+
+def leaf_limits(limits: Limits, host: Host, io: tuple[str, ...]) -> CgroupLimits:
+    """What is written into a job's leaf on this host; `io` are the lines of io.max, with numbers of devices."""
     memory = "memory" in host.controllers
     capped = memory and limits.memory is not None
     cpu = "cpu" in host.controllers
     return CgroupLimits(
         memory_max=limits.memory if memory else None,
         memory_high=limits.memory_high if memory else None,
-        # With swap the job could hold more; and when one process is killed the rest has no use.
+        # With swap the job could hold more.
         swap_max=0 if capped else None,
-        oom_group=True if capped else None,
+        oom_group=limits.memory_oom_group if capped else None,
         pids_max=limits.processes + 1 if "pids" in host.controllers else None,  # init counts
         cpu_max=limits.cpus if cpu else None,
         cpu_weight=limits.cpu_weight if cpu else None,
         cpuset_cpus=limits.cpuset if "cpuset" in host.controllers else None,
-        io_max=limits.io if "io" in host.controllers else (),
+        io_max=io if "io" in host.controllers else (),
     )
 
 

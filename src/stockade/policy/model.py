@@ -72,7 +72,8 @@ STRONG_MECHANISMS = (
 )
 
 _CPU_LIST = re.compile(r"[0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*\Z")
-_IO_LINE = re.compile(r"[0-9]{1,7}:[0-9]{1,7}(?: (?:rbps|wbps|riops|wiops)=[0-9]{1,19})+\Z")
+_IO_LINE = re.compile(r"([0-9]{1,7}:[0-9]{1,7}|/.*?)((?: (?:rbps|wbps|riops|wiops)=[0-9A-Za-z.]{1,24})+)\Z", re.DOTALL)
+_IO = "write '<major>:<minor> rbps=<bytes>' or '<path> wbps=<size>', such as '254:0 rbps=1048576' or '/srv wbps=10M riops=100'"
 
 
 class Network(enum.StrEnum):
@@ -116,19 +117,32 @@ def _cpuset(value: Any) -> str | None:
 
 
 def io_caps(lines: tuple[str, ...]) -> dict[tuple[str, str], int]:
-    """The caps of io.max lines by (device, key)."""
-    split = (line.split(" ") for line in lines)
-    return {(device, key): int(cap) for device, *caps in split for key, _, cap in (one.partition("=") for one in caps)}
+    """The caps of checked io lines by (device, key); a device is its number or a path that lies on it."""
+    found = (_IO_LINE.match(line) for line in lines)
+    return {(each[1], key): int(cap) for each in found if each for key, _, cap in (one.partition("=") for one in each[2].split())}
 
 
 def _io(value: Any) -> tuple[str, ...]:
-    lines = texts(value, what="lines of io.max")
-    for line in lines:
-        if not _IO_LINE.match(line) or min(io_caps((line,)).values()) == 0:
-            raise ValueError(f"{shown(line)} is no line of io.max: write '<major>:<minor> rbps=<bytes>', such as '254:0 rbps=1048576'")
-    keys = [" ".join((line.split(" ")[0], one.partition("=")[0])) for line in lines for one in line.split(" ")[1:]]
+    lines, keys = [], []
+    for line in texts(value, what="lines of io.max"):
+        match = _IO_LINE.match(line)
+        if match is None:
+            raise ValueError(f"{shown(line)} is no line of io.max: {_IO}")
+        device = "/" if match[1] == "/" else absolute_path(match[1]) if match[1].startswith("/") else match[1]
+        caps = [_io_cap(line, *cap.split("=")) for cap in match[2].split()]
+        lines.append(" ".join((device, *caps)))
+        keys += [f"{device} {cap.partition('=')[0]}" for cap in caps]
     distinct(keys)
-    return lines
+    return tuple(lines)
+
+
+def _io_cap(line: str, key: str, written: str) -> str:
+    """`rbps=10M` in the digits of the kernel."""
+    is_size = key.endswith("bps") and not written.isdigit()
+    number = parse_bytes(written) if is_size else int(written) if written.isdigit() else 0
+    if not 0 < number < 1 << 63:
+        raise ValueError(f"{shown(line)}: {key}={written} is no cap: {_IO}")
+    return f"{key}={number}"
 
 
 class Limits(Strict):
@@ -143,11 +157,13 @@ class Limits(Strict):
     wall_time: Annotated[float | None, _seconds(optional=True)] = 120.0
     cpu_time: Annotated[float | None, _seconds(optional=True)] = None  # of all processes together
     idle_time: Annotated[float | None, _seconds(optional=True)] = None  # without output
+    count_frozen: Annotated[bool, Checked(flag)] = True  # wall and idle time go on while the job is frozen
     grace: Annotated[float, _seconds(high=3600.0)] = 5.0  # between the first signal and SIGKILL
 
     # Init itself is charged to the job, so less than 4 MiB would end every job before it begins.
     memory: Annotated[int | None, _size(4 * MiB, optional=True)] = 512 * MiB
-    memory_high: Annotated[int | None, _size(4 * MiB, optional=True)] = None
+    memory_high: Annotated[int | None, _size(4 * MiB, optional=True)] = None  # above it the job is slowed down, not ended
+    memory_oom_group: Annotated[bool, Checked(flag)] = True  # over `memory` the whole job dies, not one process of it
     processes: Annotated[int, _count(1, MAX_PROCESSES)] = 256  # and threads
     cpus: Annotated[float | None, Checked(bounded(parse_cpus, format_cpus, 0.01, MAX_CPUS, optional=True))] = None
     cpu_weight: Annotated[int | None, _count(1, 10_000, optional=True)] = None

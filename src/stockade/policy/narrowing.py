@@ -22,16 +22,18 @@ _DEFAULT_WEIGHT = 100  # of cpu.weight
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One field's order: is the first value within the second, and what would be, in words."""
+    """One field's order: is the first value within the second, what would be, in words, and how a value is written."""
 
     within: Callable[[Any, Any], bool]
     accepted: Callable[[Any], str]
+    show: Callable[[Any], str] = str
 
 
 def _at_most(show: Callable[[Any], str]) -> Order:
     return Order(
         within=lambda new, old: old is None or (new is not None and new <= old),
         accepted=lambda old: f"at most {show(old)}",
+        show=show,
     )
 
 
@@ -107,9 +109,11 @@ LIMIT_ORDERS: Mapping[str, Order] = {
     "wall_time": _at_most(format_seconds),
     "cpu_time": _at_most(format_seconds),
     "idle_time": _at_most(format_seconds),
+    "count_frozen": Order(lambda new, old: new or not old, lambda old: "true"),  # time that is not counted is time to live
     "grace": _at_most(format_seconds),
     "memory": _at_most(format_bytes),
     "memory_high": _at_most(format_bytes),
+    "memory_oom_group": Order(lambda new, old: new or not old, lambda old: "true"),  # what goes on lives longer
     "processes": _at_most(format_count),
     "cpus": _at_most(format_cpus),
     "cpu_weight": Order(_weight_within, lambda old: f"at most {_DEFAULT_WEIGHT if old is None else old}"),

@@ -13,9 +13,10 @@ import fcntl
 import os
 import select
 import time
-from dataclasses import dataclass
 
+from stockade.sandbox.counters import Usage, flat_keyed, read_usage
 from stockade.sandbox.delegation import SUPERVISOR, no_cgroup
+from stockade.sandbox.limitfiles import changed_files, limit_files
 from stockade.sandbox.spec import CgroupLimits
 
 CONTROLLERS = ("memory", "pids", "cpu", "io", "cpuset")
@@ -23,23 +24,6 @@ PREFIX = "stockade-"
 _ATTEMPTS = 10
 _RETRY = 0.5  # seconds between two writes to cgroup.kill
 _REMOVE_BOUND = 10.0  # seconds within which a tree that was killed must be empty
-_CPU_PERIOD = 100_000  # microseconds; the kernel's default
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a leaf counted. Seconds and bytes; None where this host does not count it."""
-
-    user_cpu: float | None = None
-    system_cpu: float | None = None
-    throttled: float | None = None
-    peak_memory: int | None = None
-    peak_processes: int | None = None
-    read_bytes: int | None = None
-    written_bytes: int | None = None
-    oom_kills: int | None = None
-    oom_events: int | None = None
-    refused_forks: int | None = None
 
 
 class Leaf:
@@ -67,35 +51,39 @@ class Leaf:
 
     def is_populated(self) -> bool:
         """True while a live process is in it; zombies do not count."""
-        return _flat(self.read("cgroup.events") or "").get("populated", 0) == 1
+        return flat_keyed(self.read("cgroup.events") or "").get("populated", 0) == 1
 
     def processes(self) -> list[int]:
         """The host pids of its live processes, at this moment."""
         return [int(line) for line in (self.read("cgroup.procs") or "").split()]
 
+    def count_threads(self) -> int:
+        """How many threads of live processes are in it, at this moment."""
+        return (self.read("cgroup.threads") or "").count("\n")
+
+    def change(self, old: CgroupLimits, new: CgroupLimits) -> None:
+        """Writes what differs between the limits that hold and `new`: all of it or nothing. Blocks while the kernel reclaims.
+
+        Raises: OSError, with the file that refused and the value; the old limits hold then.
+        """
+        written: list[tuple[str, str]] = []
+        try:
+            for file, text, before in changed_files(old, new):
+                _write_limit(self.directory, file, text)
+                written.append((file, before))
+        except OSError:
+            for file, before in reversed(written):
+                _write_limit(self.directory, file, before)
+            raise
+
     def cpu_seconds(self) -> float | None:
         """User and system CPU time so far; needs no controller."""
-        used = _flat(self.read("cpu.stat") or "").get("usage_usec")
+        used = flat_keyed(self.read("cpu.stat") or "").get("usage_usec")
         return None if used is None else used / 1e6
 
     def usage(self) -> Usage:
         """All counters; read before `remove`."""
-        cpu = _flat(self.read("cpu.stat") or "")
-        memory_events = _flat(self.read("memory.events") or "")
-        pids_events = _flat(self.read("pids.events") or "")
-        disk = _io_totals(self.read("io.stat"))
-        return Usage(
-            user_cpu=_seconds(cpu.get("user_usec")),
-            system_cpu=_seconds(cpu.get("system_usec")),
-            throttled=_seconds(cpu.get("throttled_usec")),
-            peak_memory=_integer(self.read("memory.peak")),
-            peak_processes=_integer(self.read("pids.peak")),
-            read_bytes=disk[0],
-            written_bytes=disk[1],
-            oom_kills=memory_events.get("oom_kill"),
-            oom_events=memory_events.get("oom"),
-            refused_forks=pids_events.get("max"),
-        )
+        return read_usage(self.read)
 
     def wait_empty(self, bound: float) -> bool:
         """Waits until no live process is in it, killing what is found; False after `bound` seconds. Blocks."""
@@ -142,6 +130,17 @@ class Tree:
         enable_controllers(base)
         self.controllers = enable_controllers(self.path)
 
+    def cpuset(self) -> str | None:
+        """The CPUs that leaves can have, such as "0-3": the cgroup's own, or where no controller says so, those that are online."""
+        effective = read_file(self.directory, "cpuset.cpus.effective")
+        if effective is None:
+            try:
+                with open("/sys/devices/system/cpu/online", encoding="ascii") as online:
+                    effective = online.read()
+            except OSError:
+                return None
+        return effective.strip() or None
+
     def make_leaf(self, name: str, limits: CgroupLimits) -> Leaf:
         """A fresh leaf with its limits written and no room for cgroups below it.
 
@@ -167,27 +166,6 @@ class Tree:
         os.close(self.directory)
         self.directory = -1
         remove_tree(self.path)
-
-
-def limit_files(limits: CgroupLimits) -> list[tuple[str, str]]:
-    """(file, text) in the order in which they are written."""
-    rows: list[tuple[str, str | None]] = [
-        ("cgroup.max.descendants", "0"),
-        ("cgroup.max.depth", "0"),
-        ("memory.max", _text(limits.memory_max)),
-        ("memory.high", _text(limits.memory_high)),
-        ("memory.swap.max", _text(limits.swap_max)),
-        ("memory.oom.group", None if limits.oom_group is None else str(int(limits.oom_group))),
-        ("pids.max", _text(limits.pids_max)),
-        (
-            "cpu.max",
-            None if limits.cpu_max is None else f"{max(1000, round(limits.cpu_max * _CPU_PERIOD))} {_CPU_PERIOD}",
-        ),
-        ("cpu.weight", _text(limits.cpu_weight)),
-        ("cpuset.cpus", limits.cpuset_cpus),
-        *(("io.max", line) for line in limits.io_max),
-    ]
-    return [(file, value) for file, value in rows if value is not None]
 
 
 def _write_limit(directory: int, file: str, value: str) -> None:
@@ -328,32 +306,3 @@ def write_file(directory: int, name: str, text: str) -> None:
             os.close(descriptor)
     except OSError as error:
         raise OSError(error.errno, f"{os.strerror(error.errno or 0)}, value {text!r}", name) from None
-
-
-def _flat(text: str) -> dict[str, int]:
-    """A "flat keyed" file: one `name value` a line."""
-    pairs = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-
-
-def _io_totals(text: str | None) -> tuple[int | None, int | None]:
-    if text is None:
-        return None, None
-    totals = {"rbytes": 0, "wbytes": 0}
-    for field in text.split():
-        name, _, value = field.partition("=")
-        if name in totals and value.isdigit():
-            totals[name] += int(value)
-    return totals["rbytes"], totals["wbytes"]
-
-
-def _seconds(microseconds: int | None) -> float | None:
-    return None if microseconds is None else microseconds / 1e6
-
-
-def _integer(text: str | None) -> int | None:
-    return int(text) if text is not None and text.strip().isdigit() else None
-
-
-def _text(value: int | None) -> str | None:
-    return None if value is None else str(value)

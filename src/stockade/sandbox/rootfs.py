@@ -102,6 +102,12 @@ def _open_bind(operation: list[Any], idmap: Callable[[int, int], int] | None) ->
         os.close(descriptor)
 
 
+def open_scratch(operations: list[list[Any]]) -> tuple[list[str], list[int]]:
+    """The tmpfs mounts in which a job can write, as paths inside and a descriptor of each (O_PATH); after `enter`."""
+    paths = [operation[1] if operation[0] == "tmpfs" else "/dev/shm" for operation in operations if operation[0] in ("tmpfs", "dev")]
+    return paths, [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC) for path in paths]
+
+
 def enter(root: int) -> None:
     """Pivots into the root, detaches the host's, and makes what is left of ours read-only."""
     os.fchdir(root)

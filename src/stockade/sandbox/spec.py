@@ -200,6 +200,7 @@ class Resolution:
     rw: tuple[Place, ...] = ()
     # (directory, the writable place around it): on the way down to a read-only path, where a rename would take that path away.
     pins: tuple[tuple[Place, Place], ...] = ()
+    io: tuple[str, ...] = ()  # lines of io.max, with the numbers of whole disks
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +213,7 @@ class Host:
     links: tuple[tuple[str, str], ...]  # top-level links of the host, such as ("/bin", "usr/bin")
     etc: Place  # a directory with the /etc that jobs see
     cpus: int
+    cpuset: str | None = None  # the CPUs that jobs can have, such as "0-3"; None: not known
 
 
 @dataclass(frozen=True, slots=True)

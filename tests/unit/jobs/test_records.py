@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from stockade.errors import HostUnfit, StateError
 from stockade.ids import InstanceId, JobId
-from stockade.jobs.records import HOST, DamagedRecord, JobError, JobRecord, JobRequest, Usage, differing, dumps, loads
+from stockade.jobs.reached import Reached
+from stockade.jobs.records import HOST, SCHEMA, DamagedRecord, JobError, JobRecord, JobRequest, Usage, differing, dumps, loads
 from stockade.jobs.states import JobState
 from stockade.launcher.outcome import Aborted, Exited, Killed, Outcome, OutOfMemory, OutputLimited, Signaled, TimedOut
 
@@ -125,8 +126,8 @@ def test_one_changed_byte_is_found() -> None:
 
 
 def test_a_record_of_a_newer_stockade_is_refused_with_the_way_out() -> None:
-    body = json.dumps({"schema": 2, "id": "abc", "novelty": 1})
-    with pytest.raises(StateError, match="schema 2") as caught:
+    body = json.dumps({"schema": SCHEMA + 1, "id": "abc", "novelty": 1})
+    with pytest.raises(StateError, match=f"schema {SCHEMA + 1}") as caught:
         loads(f"{zlib.crc32(body.encode()):08x}{body}")
     assert not isinstance(caught.value, DamagedRecord)
     assert "newer" in str(caught.value.hint)
@@ -158,3 +159,31 @@ def test_requests_differ_in_what_is_run_and_not_in_how_it_is_called() -> None:
     record = finished(Exited(0), cwd="/a", label="one")
     assert differing(record, JobRequest(argv=("echo", "hi"), cwd="/a", label="two")) == ()
     assert differing(record, JobRequest(argv=("echo",), cwd="/b")) == ("argv", "cwd")
+
+
+def test_a_record_of_before_there_was_so_much_usage_is_read_with_none_for_what_was_not_counted() -> None:
+    text = dumps(finished(Signaled(11), usage=Usage(wall=1.5, user=1.0)))
+    fields = json.loads(text[8:])
+    assert set(fields["usage"]) == {"wall", "user"}
+    old = json.dumps({**fields, "schema": 1, "outcome": {"signal": 11, "exit_code": None, "kind": "signaled"}})
+    record = loads(f"{zlib.crc32(old.encode()):08x}{old}")
+    assert (record.outcome, record.usage.wall, record.usage.tmpfs_bytes, record.reached) == (Signaled(11), 1.5, None, ())
+
+
+def test_usage_and_reached_limits_come_back_as_they_were() -> None:
+    usage = Usage(
+        wall=2.0,
+        frozen=0.5,
+        refused_forks=3,
+        output_bytes={"stdout": 7},
+        output_lines={"stdout": 1},
+        tmpfs_bytes={"/tmp": 4096},
+        tmpfs_inodes={"/tmp": 2},
+        pressure={"cpu.some": 0.25},
+    )
+    reached = (Reached("processes", 20, count=3), Reached("tmp_size", 4096, place="/tmp"))
+    record = finished(Signaled(25, file_size=1 << 20), usage=usage, reached=reached)
+    assert loads(dumps(record)) == record
+    assert record.usage.tmpfs_bytes is not None
+    with pytest.raises(TypeError):
+        record.usage.tmpfs_bytes["/tmp"] = 0  # type: ignore[index]  # a reader must not change what others read

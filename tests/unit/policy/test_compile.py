@@ -132,7 +132,7 @@ EVERY = Limits(
 
 
 def test_every_limit_with_every_controller():
-    spec = compiled(Policy(limits=EVERY, network="none", hostname="box", seccomp="strict"))
+    spec = compiled(Policy(limits=EVERY, network="none", hostname="box", seccomp="strict"), io=("8:0 rbps=1",))
     assert spec.cgroup == CgroupLimits(
         memory_max=512 * MiB,
         memory_high=8 * MiB,

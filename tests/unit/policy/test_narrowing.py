@@ -57,6 +57,7 @@ def limits():
         for name in ("memory_high", "output", "file_size", "tmp_size", "home_size", "shm_size")
     }
     counts = {name: st.sampled_from([100, 1000]) for name in ("processes", "open_files", "tmp_inodes", "home_inodes", "grace")}
+    flags = {name: st.booleans() for name in ("count_frozen", "memory_oom_group")}
     unbounded = {name: st.sampled_from([None, 10, 20]) for name in ("wall_time", "cpu_time", "idle_time", "cpus")}
     rest = {
         "memory": st.sampled_from([None, 1 << 24, 1 << 25]),
@@ -64,7 +65,7 @@ def limits():
         "cpuset": st.sampled_from([None, "0", "0-1", "1,0", "2"]),
         "io": st.sampled_from([(), ("8:0 rbps=10",), ("8:0 rbps=20",), ("8:0 rbps=10 wbps=5",), ("8:1 rbps=10", "8:0 rbps=5")]),
     }
-    return st.fixed_dictionaries({}, optional={**numbers, **counts, **unbounded, **rest})
+    return st.fixed_dictionaries({}, optional={**numbers, **counts, **flags, **unbounded, **rest})
 
 
 POLICIES = fields().map(lambda parts: Policy(**parts))
@@ -152,6 +153,8 @@ def is_within(new, old):
         "tmp_size tmp_inodes home_size home_inodes shm_size"
     ).split():
         yield name, widest(getattr(new.limits, name)) <= widest(getattr(old.limits, name))
+    for name in ("count_frozen", "memory_oom_group"):
+        yield name, getattr(new.limits, name) or not getattr(old.limits, name)
     yield "cpu_weight", (new.limits.cpu_weight or 100) <= (old.limits.cpu_weight or 100)
     yield "cpuset", cpus_of(new.limits.cpuset) <= cpus_of(old.limits.cpuset)
     for device in ("8:0", "8:1"):
