@@ -142,7 +142,8 @@ class LiveJob:
         return self.tree is not None and self.tree.signal(number)
 
     async def set_frozen(self, *, frozen: bool) -> bool:
-        """Stops or resumes every process of the job; False where it has none (any more)."""
+        """Stops or resumes every process of the job, once its command runs; False where it has none any more."""
+        await self.has_begun.wait()
         if self.tree is None or self.tree.is_dead or self.ending.cause is not None:
             return False
         await self._write_frozen(self.tree, frozen=frozen)

@@ -15,7 +15,7 @@ _FIELD = "limits.io"
 _SPLIT = re.compile(r"([0-9]+:[0-9]+|/.*?)((?: [a-z]+=[0-9]+)+)", re.DOTALL)
 
 
-def resolve_io(lines: tuple[str, ...]) -> tuple[str, ...]:
+def resolve_io(lines: tuple[str, ...], *, sysfs: str = "/sys/dev/block") -> tuple[str, ...]:
     """The lines with the number of a whole disk in front of each, as io.max takes them; `lines` have been checked. Blocks.
 
     Raises: InvalidRequest for a device that is not there, a path that lies on none, and two lines that mean the same one.
@@ -25,7 +25,7 @@ def resolve_io(lines: tuple[str, ...]) -> tuple[str, ...]:
     for line in lines:
         match = _SPLIT.fullmatch(line)
         assert match is not None
-        device = _of_path(match[1]) if match[1].startswith("/") else _checked(match[1])
+        device = _of_path(match[1], sysfs) if match[1].startswith("/") else _checked(match[1], sysfs)
         for cap in match[2].split():
             key = (device, cap.partition("=")[0])
             if key in found:
@@ -37,34 +37,34 @@ def resolve_io(lines: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(resolved)
 
 
-def _of_path(path: str) -> str:
+def _of_path(path: str, sysfs: str) -> str:
     try:
         seen = os.stat(path)
     except OSError as error:
         raise InvalidRequest(f"io: {path!r} cannot be used: {error.strerror}", field=_FIELD, hint="name a path that exists") from None
     number = seen.st_rdev if stat.S_ISBLK(seen.st_mode) else seen.st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
-    if not os.path.isdir(f"/sys/dev/block/{device}"):
+    if not os.path.isdir(f"{sysfs}/{device}"):
         raise InvalidRequest(
             f"io: {path!r} lies on {_file_system(device)}, which is no block device of this host",
             field=_FIELD,
-            hint=f"name the disk below it by its number; there are {_disks()}",
+            hint=f"name the disk below it by its number; there are {_disks(sysfs)}",
         )
-    return _whole_disk(device)
+    return _whole_disk(device, sysfs)
 
 
-def _checked(device: str) -> str:
-    if not os.path.isdir(f"/sys/dev/block/{device}"):
-        raise InvalidRequest(f"io: there is no block device {device} on this host", field=_FIELD, hint=f"there are {_disks()}")
-    if (disk := _whole_disk(device)) != device:
+def _checked(device: str, sysfs: str) -> str:
+    if not os.path.isdir(f"{sysfs}/{device}"):
+        raise InvalidRequest(f"io: there is no block device {device} on this host", field=_FIELD, hint=f"there are {_disks(sysfs)}")
+    if (disk := _whole_disk(device, sysfs)) != device:
         raise InvalidRequest(
             f"io: {device} is a partition, and the kernel limits whole disks", field=_FIELD, hint=f"name its disk, {disk}, or a path on it"
         )
     return device
 
 
-def _whole_disk(device: str) -> str:
-    place = os.path.realpath(f"/sys/dev/block/{device}")
+def _whole_disk(device: str, sysfs: str) -> str:
+    place = os.path.realpath(f"{sysfs}/{device}")
     if not os.path.exists(f"{place}/partition"):
         return device
     with open(f"{os.path.dirname(place)}/dev", encoding="ascii") as number:
@@ -80,10 +80,10 @@ def _file_system(device: str) -> str:
     return device
 
 
-def _disks() -> str:
+def _disks(sysfs: str) -> str:
     names = []
-    for number in sorted(os.listdir("/sys/dev/block")):
-        place = os.path.realpath(f"/sys/dev/block/{number}")
+    for number in sorted(os.listdir(sysfs)):
+        place = os.path.realpath(f"{sysfs}/{number}")
         if not os.path.exists(f"{place}/partition") and not os.path.basename(place).startswith(("loop", "ram", "zram")):
             names.append(f"{number} ({os.path.basename(place)})")
     return ", ".join(names) or "none"

@@ -10,6 +10,8 @@ import pytest
 
 from stockade.errors import HostUnfit
 from stockade.sandbox import cgroup, delegation
+from stockade.sandbox.counters import Usage
+from stockade.sandbox.limitfiles import changed_files, limit_files
 from stockade.sandbox.spec import CgroupLimits, MiB
 
 HYBRID = """\
@@ -48,7 +50,7 @@ def test_our_own_cgroup_is_that_of_hierarchy_0() -> None:
 
 def test_limits_are_written_in_the_units_of_the_kernel_and_bars_come_first() -> None:
     limits = CgroupLimits(memory_max=64 * MiB, swap_max=0, oom_group=True, pids_max=257, cpu_max=1.5, io_max=("8:0 rbps=1", "8:16 wbps=2"))
-    assert cgroup.limit_files(limits) == [
+    assert limit_files(limits) == [
         ("cgroup.max.descendants", "0"),
         ("cgroup.max.depth", "0"),
         ("memory.max", "67108864"),
@@ -62,12 +64,41 @@ def test_limits_are_written_in_the_units_of_the_kernel_and_bars_come_first() -> 
 
 
 def test_a_share_too_small_for_the_kernel_becomes_its_smallest() -> None:
-    assert ("cpu.max", "1000 100000") in cgroup.limit_files(CgroupLimits(cpu_max=0.001))
+    assert ("cpu.max", "1000 100000") in limit_files(CgroupLimits(cpu_max=0.001))
+
+
+OLD = CgroupLimits(memory_max=64 * MiB, swap_max=0, pids_max=10, cpu_max=2.0, io_max=("8:0 rbps=10 wbps=20",))
+NEW = CgroupLimits(memory_max=32 * MiB, swap_max=0, pids_max=10, cpuset_cpus="0", io_max=("8:0 wbps=5 riops=7",))
+
+
+def test_what_changes_is_written_with_what_takes_it_back() -> None:
+    assert changed_files(OLD, NEW) == [
+        ("memory.max", "33554432", "67108864"),
+        ("cpu.max", "max 100000", "200000 100000"),
+        ("cpuset.cpus", "0", "\n"),
+        ("io.max", "8:0 rbps=max", "8:0 rbps=10"),
+        ("io.max", "8:0 wbps=5", "8:0 wbps=20"),
+        ("io.max", "8:0 riops=7", "8:0 riops=max"),
+    ]
+    assert changed_files(OLD, OLD) == []
+
+
+def test_a_change_that_is_refused_half_way_is_taken_back(leaf: cgroup.Leaf, tmp_path: Path) -> None:
+    """A directory without the third file stands for a kernel that refuses it."""
+    for name in ("memory.max", "cpu.max"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(FileNotFoundError) as refused:
+        leaf.change(OLD, NEW)
+    assert refused.value.filename == "cpuset.cpus"
+    assert {name: (tmp_path / name).read_text() for name in ("memory.max", "cpu.max")} == {
+        "memory.max": "67108864",
+        "cpu.max": "200000 100000",
+    }
 
 
 def test_what_the_host_does_not_count_is_none_and_not_zero(leaf: cgroup.Leaf, tmp_path: Path) -> None:
     (tmp_path / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\n")
-    assert leaf.usage() == cgroup.Usage(user_cpu=1.0, system_cpu=0.5)
+    assert leaf.usage() == Usage(user_cpu=1.0, system_cpu=0.5)
 
 
 def test_every_counter_is_read(leaf: cgroup.Leaf, tmp_path: Path) -> None:
@@ -78,10 +109,11 @@ def test_every_counter_is_read(leaf: cgroup.Leaf, tmp_path: Path) -> None:
         "pids.peak": "9\n",
         "pids.events": "max 4\n",
         "io.stat": "8:0 rbytes=10 wbytes=20 rios=1\n8:16 rbytes=1 wbytes=2\n",
+        "memory.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=250000\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert leaf.usage() == cgroup.Usage(1e-6, 2e-6, 3.0, 4096, 9, 11, 22, 3, 2, 4)
+    assert leaf.usage() == Usage(1e-6, 2e-6, 3.0, 4096, 9, 11, 22, 3, 2, 4, (("memory.some", 1.5), ("memory.full", 0.25)))
 
 
 def test_a_leaf_is_populated_while_the_kernel_says_so(leaf: cgroup.Leaf, tmp_path: Path) -> None:
