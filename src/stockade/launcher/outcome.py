@@ -23,7 +23,7 @@ def size_text(count: int) -> str:
     """Bytes in words: `512 MiB`; exact below one MiB."""
     if count >= 1 << 20:
         return f"{count / (1 << 20):.4g} MiB"
-    return f"{count // 1024} KiB" if count and count % 1024 == 0 else f"{count} bytes"
+    return f"{count // 1024} KiB" if count and count % 1024 == 0 else f"{count} byte{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,11 +202,12 @@ def _start_command(command: dict[str, Any], stdio: tuple[int, int, int]) -> int:
     By posix_spawn(3): the child borrows our memory until it executes, so no page table is copied, and a failed exec is our own
     OSError. Every descriptor of ours is close-on-exec; those that init itself no longer needs are closed below.
     """
-    stdin, stdout, stderr = stdio
+    for standard, descriptor in enumerate(stdio):  # posix_spawn takes none beyond the limit of open files, which holds already
+        os.dup2(descriptor, standard)
     argv = [os.fsencode(argument) for argument in command["argv"]]
     environment = [os.fsencode(entry) for entry in command["env"]]
-    given = stdin if command["has_stdin"] else None
-    return syscalls.posix_spawn(os.fsencode(command["executable"]), argv, environment, stdin=given, stdout=stdout, stderr=stderr)
+    given = 0 if command["has_stdin"] else None
+    return syscalls.posix_spawn(os.fsencode(command["executable"]), argv, environment, stdin=given, stdout=1, stderr=2)
 
 
 def _close_all_but(*kept: int) -> None:
