@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from stockade.executor import Executor, run
     from stockade.jobs.handle import Job
     from stockade.jobs.results import Result
-    from stockade.policy.command import Command
+    from stockade.policy.command import Command, Terminal
     from stockade.policy.model import Limits, Network, Policy
     from stockade.policy.profiles import profile
 
@@ -24,11 +24,12 @@ _HOMES = {
     "Network": "stockade.policy.model",
     "Policy": "stockade.policy.model",
     "Result": "stockade.jobs.results",
+    "Terminal": "stockade.policy.command",
     "profile": "stockade.policy.profiles",
     "run": "stockade.executor",
 }
 
-__all__ = ["Command", "Executor", "Job", "Limits", "Network", "Policy", "Result", "profile", "run"]
+__all__ = ["Command", "Executor", "Job", "Limits", "Network", "Policy", "Result", "Terminal", "profile", "run"]
 
 
 def __getattr__(name: str) -> Any:

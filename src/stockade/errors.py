@@ -5,10 +5,13 @@
     │  ├─ PolicyError        the policy or a profile is wrong
     │  ├─ NotAllowed         the policy refuses this
     │  ├─ UnknownJob         no job of that id is visible to the caller
+    │  ├─ NotInteractive     the job was not started to be written to, or has no terminal
     │  └─ ExecutableNotFound no such program inside the sandbox
     │     └─ NotExecutable      it is there and cannot be executed
     ├─ Closed            the caller's: the executor or registry has been closed
     ├─ TooManyJobs       the caller's: wait for a job to end, or kill one
+    ├─ InputNotTaken     the job's: it has not read what was written; `taken` says how much it has
+    │  └─ InputClosed        it cannot be written to any more
     ├─ HostUnfit         the operator's: change the machine (`hint` says how)
     ├─ StateError        the operator's: the state directory cannot be used
     ├─ LaunchFailed      the kernel refused a step of the set-up
@@ -62,6 +65,12 @@ class UnknownJob(InvalidRequest):
     code = "unknown_job"
 
 
+class NotInteractive(InvalidRequest):
+    """The job has no standard input that can be written to, or no terminal."""
+
+    code = "not_interactive"
+
+
 class ExecutableNotFound(InvalidRequest):
     """The program cannot be found, or cannot be seen, inside the sandbox."""
 
@@ -84,6 +93,22 @@ class TooManyJobs(StockadeError):
     """The admission limit is reached; nothing was started."""
 
     code = "too_many_jobs"
+
+
+class InputNotTaken(StockadeError):
+    """A job has not taken all that was written to it within the time; `taken` is how many bytes it has, from the first on."""
+
+    code = "input_not_taken"
+
+    def __init__(self, message: str, *, taken: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.taken = taken
+
+
+class InputClosed(InputNotTaken):
+    """The job has ended, or its standard input has been closed by it or by a caller; nothing more can be written."""
+
+    code = "input_closed"
 
 
 class HostUnfit(StockadeError):

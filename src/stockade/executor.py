@@ -25,6 +25,7 @@ from stockade.errors import Closed, ExecutableNotFound, InvalidRequest, Stockade
 from stockade.jobs import arguments, purging
 from stockade.jobs.engine import Engine
 from stockade.jobs.handle import Job
+from stockade.jobs.interacting import Interacting
 from stockade.jobs.reading import Reading, check_window
 from stockade.jobs.recent import EVERY_SESSION, Counters, Session
 from stockade.jobs.records import HOST, Caller, JobRecord
@@ -34,6 +35,7 @@ from stockade.jobs.starts import Created
 from stockade.jobs.supervisor import LiveJob, open_account
 from stockade.jobs.updates import update_limits
 from stockade.launcher import lookup
+from stockade.launcher.input import Input
 from stockade.launcher.outcome import Aborted, Killed, signal_name
 from stockade.policy.admission import Admitted, admit
 from stockade.policy.command import Command, command
@@ -49,7 +51,7 @@ ERRORS_KEPT: Final = 1_024  # of jobs that never ran, with their types; the reco
 KILL_MARGIN: Final = 45.0  # seconds beyond the grace within which a killed job has settled
 
 
-class Executor(Reading):
+class Executor(Reading, Interacting):
     """Runs commands under one policy. An async context manager: leaving it means that every job is dead and recorded."""
 
     def __init__(self, policy: Policy, *, config: Config | None = None, environment: Mapping[str, str] | None = None) -> None:
@@ -95,7 +97,8 @@ class Executor(Reading):
         abort: asyncio.Event | None = None,
         **parts: Any,
     ) -> Job:
-        """Starts a command and returns at once; `parts` are those of `policy.command.command` (cwd, env, stdin, timeout, label).
+        """Starts a command and returns at once; `parts` are those of `policy.command.command` (cwd, env, stdin, interactive, tty,
+        timeout, label).
 
         `policy` must be no wider than the executor's. With `key`, the same owner's second start gives the first one's job. With
         `artifacts`, each stream is an artifact when the job has settled, and the record's `references` say how to read it.
@@ -168,7 +171,7 @@ class Executor(Reading):
         async def enter() -> Created:
             plan, created, account = await engine.call(register)
             if created.fresh:
-                job = LiveJob(engine, created.record, admitted.policy, plan, account, wanted.stdin, artifacts=artifacts)
+                job = LiveJob(engine, created.record, admitted.policy, plan, account, wanted, artifacts=artifacts)
                 if is_aborted:
                     job.ending.ask(Aborted(_NEVER_STARTED))
                 self._live[job.id] = job
@@ -250,23 +253,24 @@ class Executor(Reading):
         return engine.registry.acknowledge(record)
 
     async def kill(
-        self, job_id: str, *, grace: float | None = None, signal: int = 15, reason: str | None = None, caller: Caller = HOST
+        self, job_id: str, *, grace: float | None = None, signal: int | str = 15, reason: str | None = None, caller: Caller = HOST
     ) -> JobRecord:
         """Ends a job and gives its settled record: `signal` to every process, the grace, then the kernel kills what is left.
 
-        `reason` is what the outcome's detail says, where it is not that the caller sent this signal. A job that has settled is
-        returned as it is. A second kill with a shorter grace shortens the first one's.
+        A signal is a number or a name, such as 2, "SIGINT" or "INT". `reason` is what the outcome's detail says, where it is not that
+        the caller sent this signal. A job that has settled is returned as it is. A second kill with a shorter grace shortens the first
+        one's.
 
         Raises: UnknownJob; InvalidRequest for a signal or a grace that is none.
         """
         live = await self._live_job(job_id, caller)
-        _check_signal(signal)
+        number = arguments.signal_number(signal)
         if grace is not None and (isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= 3600):
             raise InvalidRequest(f"grace: {grace!r} is no duration", field="grace", hint="give seconds, from 0 to 3600")
         bound = KILL_MARGIN
         if live is not None:
-            live.first_signal = signal if live.ending.cause is None else live.first_signal
-            live.ending.ask(Killed(by="caller", detail=reason or f"{signal_name(signal)} by the caller"))
+            live.first_signal = number if live.ending.cause is None else live.first_signal
+            live.ending.ask(Killed(by="caller", detail=reason or f"{signal_name(number)} by the caller"))
             bound += live.shorten_grace(grace)
         return await self.wait(job_id, bound, caller=caller)
 
@@ -281,13 +285,15 @@ class Executor(Reading):
         """How many jobs of that owner (`HOST`: of all) and session run, and how many ended unseen (1A.8); never blocks."""
         return self._opened().registry.counters(owner, session)
 
-    async def signal(self, job_id: str, number: int, *, caller: Caller = HOST) -> bool:
-        """Sends a signal to every process of a job, and nothing more; False where it has none any more.
+    async def signal(self, job_id: str, number: int | str, *, caller: Caller = HOST) -> bool:
+        """Sends a signal, by number or name, to every process of a job, and nothing more; False where it has none any more.
 
-        Raises: UnknownJob; InvalidRequest for a number that is no signal.
+        To interrupt what runs in the foreground of a terminal and nothing else, type its character: `write_stdin(job_id, b"\\x03")`.
+
+        Raises: UnknownJob; InvalidRequest for what is no signal.
         """
         live = await self._live_job(job_id, caller)
-        _check_signal(number)
+        number = arguments.signal_number(number)
         return live is not None and live.signal(number)
 
     async def freeze(self, job_id: str, *, caller: Caller = HOST) -> bool:
@@ -478,6 +484,10 @@ class Executor(Reading):
             await asyncio.wait(self._starts)
         return self._live.get(job_id)
 
+    async def _input(self, job_id: str, caller: Caller) -> tuple[JobRecord, Input | None]:
+        live = await self._live_job(job_id, caller)
+        return await self.get(job_id, caller=caller), None if live is None else live.input
+
     async def _account(self, job_id: str) -> Account:
         engine = self._opened()
         return await engine.call(engine.bank.account, job_id)
@@ -491,11 +501,6 @@ class Executor(Reading):
         """Another process of the same user asks, through the state directory."""
         name = signal_name(signal) if isinstance(signal, int) else str(signal)
         return await self.kill(job_id, signal=signal, grace=grace, reason=f"{name} through the state directory")
-
-
-def _check_signal(number: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 64:
-        raise InvalidRequest(f"signal: {number!r} is no signal", field="signal", hint="give a number from 1 to 64")
 
 
 async def _ask_when_set(abort: asyncio.Event, job: LiveJob) -> None:

@@ -6,7 +6,7 @@ import importlib
 
 import stockade
 
-PUBLIC = ["Command", "Executor", "Job", "Limits", "Network", "Policy", "Result", "profile", "run"]
+PUBLIC = ["Command", "Executor", "Job", "Limits", "Network", "Policy", "Result", "Terminal", "profile", "run"]
 
 
 def test_the_public_names_are_these_in_order() -> None:

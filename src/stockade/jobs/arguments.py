@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -69,6 +70,17 @@ def check_seconds(field: str, value: object) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value < 0:
         raise InvalidRequest(f"{field}: {shown(value)} is no duration", field=field, hint="give seconds, or None for no bound")
+
+
+def signal_number(value: object) -> int:
+    """The number of a signal that is given as one or by its name: 2, "SIGINT", "int". Raises: InvalidRequest."""
+    if isinstance(value, str) and (name := "SIG" + value.upper().removeprefix("SIG")) in signal.Signals.__members__:
+        return int(signal.Signals[name])
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 64:
+        raise InvalidRequest(
+            f"signal: {shown(value)} is no signal", field="signal", hint="give a number from 1 to 64, or a name such as SIGINT"
+        )
+    return int(value)
 
 
 def check_list(caller: object, limit: object, filters: dict[str, Any]) -> None:

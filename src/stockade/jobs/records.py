@@ -104,7 +104,8 @@ class JobError(_Record):
 class JobRequest(_Record):
     """What the caller asks for. `key` makes the start idempotent for its owner; `policy` is a digest of the policy in force.
 
-    `input` is a digest of what is given to the program besides argv (variables, stdin); of starts with a key alone.
+    `input` is a digest of what is given to the program besides argv (variables, stdin); of starts with a key alone. What is written
+    to an `interactive` job while it runs is in no digest and in no record. With `tty` its streams are one terminal, kept as stdout.
     """
 
     argv: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -115,6 +116,8 @@ class JobRequest(_Record):
     key: str | None = None
     policy: str | None = None
     input: str | None = None
+    interactive: bool = False
+    tty: bool = False
     isolation: Frozen[str] = Field(default_factory=dict)
 
 
@@ -182,7 +185,9 @@ class DamagedRecord(StateError):
 
 def dumps(record: JobRecord) -> str:
     """The form on disk, without the acknowledgement, which is a column of its own because it changes later."""
-    body = {name: value for name, value in record.model_dump(exclude={"acknowledged"}).items() if value not in _ABSENT}
+    body = {
+        name: value for name, value in record.model_dump(exclude={"acknowledged"}).items() if value not in _ABSENT and value is not False
+    }
     if "usage" in body:
         body["usage"] = {name: value for name, value in body["usage"].items() if value is not None}
     # ASCII, with escapes: argv may hold bytes that are no UTF-8 (as surrogates), and SQLite's text may not.

@@ -31,13 +31,20 @@ def job_request(
         key=key,
         policy=_digest_of(_Same(admitted.policy)),
         input=None if key is None else _input_of(admitted.command),
+        interactive=admitted.command.takes_input,
+        tty=admitted.command.tty is not None,
         isolation={} if planned is None else _isolation(planned),
     )
 
 
 def _input_of(command: Command) -> str:
-    """A digest of what the program is given besides argv; what it was cannot be read from it."""
+    """A digest of what the program is given besides argv; what it was cannot be read from it.
+
+    Of input that is written while the job runs, it holds by which way that comes; the size of a terminal can change and is left out.
+    """
     stdin = None if command.stdin is None else hashlib.sha256(command.stdin).hexdigest()
+    if command.takes_input:
+        stdin = "pipe" if command.tty is None else "terminal"
     text = json.dumps([sorted(command.env.items()), command.replace_env, stdin])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -28,11 +28,13 @@ from stockade.jobs.reached import find_reached, fuller
 from stockade.jobs.records import JobError, JobRecord
 from stockade.jobs.states import ForbiddenTransition, JobState
 from stockade.jobs.watch import watch_limits
+from stockade.launcher.input import Input
 from stockade.launcher.outcome import Killed, Outcome, OutOfMemory, OutputLimited, Status
 from stockade.launcher.process import KILL_BOUND, ProcessTree
 from stockade.launcher.sandboxes import Sandbox
 from stockade.launcher.stdio import Stream
 from stockade.launcher.waiting import wait_done
+from stockade.policy.command import Command
 from stockade.policy.model import Limits, Policy
 from stockade.sandbox import counters
 from stockade.sandbox.spec import SandboxSpec
@@ -63,7 +65,7 @@ class LiveJob:
         policy: Policy,
         plan: SandboxSpec | StockadeError,
         account: Account | None,
-        stdin: bytes | None,
+        command: Command,
         *,
         artifacts: bool,
     ) -> None:
@@ -86,7 +88,8 @@ class LiveJob:
         self.tree: ProcessTree | None = None
         self.followers: set[asyncio.Event] = set()  # each is its own follower's to clear
         self.streams: list[Stream] = []
-        self._stdin = stdin
+        self._stdin = command.stdin
+        self.input = Input(is_terminal=command.tty is not None) if command.takes_input else None
         self._loop = asyncio.get_running_loop()
         self._closed: dict[Stream, asyncio.Event] = {}
         self._sandbox: Sandbox | None = None
@@ -181,6 +184,8 @@ class LiveJob:
         merge = self.policy.merge_streams
         self._sandbox = await self._take_sandbox(merge=merge)
         assert self.account is not None
+        if self.input is not None:
+            self.input.open(self._sandbox.open_input())
         for name, descriptor in zip(self.account.streams, self._sandbox.take_pipes(merge=merge), strict=True):
             self._add_stream(name, descriptor)
         self.tree = self._sandbox.tree
@@ -320,6 +325,8 @@ class LiveJob:
 
     async def _clean_up(self) -> counters.Usage:
         """Closes and removes everything but the record."""
+        if self.input is not None:
+            self.input.end("it has ended")
         if self._sandbox is not None:
             await self._sandbox.end()
             self._sandbox.close()

@@ -78,6 +78,8 @@ async def _look(job: LiveJob, tree: ProcessTree, began: float) -> bool:
     budget, limits = job.budget, job.budget.limits
     if limits.idle_time is not None:
         last = max((stream.last_activity for stream in job.streams), default=began)
+        if job.input is not None:  # somebody at work with it
+            last = max(last, job.input.last_activity)
         if budget.passed(max(last, began), time.monotonic()) >= limits.idle_time:
             return job.ending.ask(TimedOut("idle", limits.idle_time))
     sample = await job.engine.call_watching(_sample, budget, tree)

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import stat
 from typing import Any
 
 from stockade.errors import LaunchFailed, Protocol
@@ -19,6 +20,7 @@ from stockade.launcher.outcome import Status
 from stockade.launcher.scratch import ScratchPlaces
 from stockade.sandbox import protocol
 from stockade.sandbox.cgroup import Leaf
+from stockade.sandbox.terminals import PTMX
 
 KILL_BOUND = 30.0  # seconds until a killed tree must be empty
 _RETRY = 0.5  # seconds between two writes to cgroup.kill
@@ -34,7 +36,7 @@ _HINTS = {
 class ProcessTree:
     """The init of one job and all that descends from it, from clone to the last process's end."""
 
-    def __init__(self, *, pidfd: int, report: socket.socket, request: int, leaf: Leaf) -> None:
+    def __init__(self, *, pidfd: int, report: socket.socket, request: int, leaf: Leaf, has_terminal: bool = False) -> None:
         self.leaf = leaf
         self.scratch = ScratchPlaces()  # closed by whoever removes the sandbox
         self._request = request
@@ -45,6 +47,8 @@ class ProcessTree:
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._status: Status | None = None
+        self._lacks_terminal = has_terminal  # init has yet to give us its master
+        self._terminal = -1
         self._sent = 0  # signals that init was asked to send
         self._relayed = 0  # and those that it has sent
         self._was_fatal = False  # the last of them could only end the command
@@ -108,6 +112,16 @@ class ProcessTree:
         """Waits until init, and with it every process of its pid namespace, is gone."""
         await asyncio.shield(self._gone)
 
+    def take_terminal(self) -> int:
+        """The master of the job's terminal, now the caller's; there is one where it was asked for, once the sandbox is ready."""
+        taken, self._terminal = self._terminal, -1
+        assert taken >= 0
+        return taken
+
+    def copy_terminal(self) -> int:
+        """A second descriptor of that master, the caller's; before `take_terminal`."""
+        return os.dup(self._terminal)
+
     def signal(self, number: int) -> bool:
         """Has init send a signal to every process of the job (its `kill(-1)`, then SIGCONT); False where init is gone."""
         try:
@@ -153,6 +167,9 @@ class ProcessTree:
             os.close(self._pidfd)
             os.close(self._request)
             self._pidfd = self._request = -1
+        if self._terminal >= 0:
+            os.close(self._terminal)
+            self._terminal = -1
 
     def _step(self) -> str:
         return protocol.read_step(self._request)
@@ -194,6 +211,14 @@ class ProcessTree:
             case protocol.PLACES if not self._ready.done():  # later a command may have run
                 self.scratch.take(_paths(message, len(descriptors)), descriptors)
                 return True
+            case protocol.TERMINAL if self._lacks_terminal and len(descriptors) == 1:
+                if not _is_master(descriptors[0]):
+                    raise Protocol("the terminal is none")
+                self._terminal = descriptors[0]
+                self._lacks_terminal = False
+                return True
+            case protocol.READY if self._lacks_terminal:
+                raise Protocol("ready without a terminal")
             case protocol.READY | protocol.STARTED as kind:
                 future = self._ready if kind == protocol.READY else self._started
                 if not future.done():
@@ -232,6 +257,11 @@ def _paths(message: dict[str, Any], count: int) -> list[str]:
     if not isinstance(paths, list) or len(paths) != count or not all(isinstance(path, str) for path in paths):
         raise Protocol(f"not the paths of {count} places")
     return paths
+
+
+def _is_master(descriptor: int) -> bool:
+    found = os.fstat(descriptor)
+    return stat.S_ISCHR(found.st_mode) and (os.major(found.st_rdev), os.minor(found.st_rdev)) == PTMX
 
 
 def _status(message: dict[str, Any]) -> Status:

@@ -43,6 +43,8 @@ class Sandbox:
         self.notes: list[str] = []
         self.filled: dict[str, Filling] = {}  # how full the job's own places were at its end; filled in by `remove`
         self.stdout_read = self.stdout_write = self.stderr_read = self.stderr_write = self.command = self.stdin = self._body = -1
+        self._input = -1  # our end of a standard input that is written while the job runs
+        self._has_terminal = spec.terminal is not None
         self._given: list[int] = []
         self._slots = slots
         self._slot: int | None = None
@@ -59,13 +61,20 @@ class Sandbox:
         self.stdout_read, self.stdout_write = os.pipe2(os.O_CLOEXEC)
         self.stderr_read, self.stderr_write = os.pipe2(os.O_CLOEXEC)
         self.command = os.memfd_create("stockade-command", os.MFD_CLOEXEC)
-        self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._body = protocol.write_body(spec.wire())
-        # What init gets: the job may read its input, not change it.
-        self._given = [self.leaf.open_procs(), os.open(f"/proc/self/fd/{self.stdin}", os.O_RDONLY | os.O_CLOEXEC)]
+        self._given = [self.leaf.open_procs()]
+        pipes = [self.stdout_write, self.stderr_write]
+        if spec.interactive:
+            stdin, self._input = os.pipe2(os.O_CLOEXEC)
+            pipes.append(stdin)
+        else:
+            self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            # What init gets: the job may read its input, not change it.
+            stdin = os.open(f"/proc/self/fd/{self.stdin}", os.O_RDONLY | os.O_CLOEXEC)
+        self._given.append(stdin)
         if self._slot is not None:  # or /dev/stdout could not be opened by the job
             owner = range_map(self._slot)[1]
-            for descriptor in (self.stdout_write, self.stderr_write):
+            for descriptor in pipes:
                 os.fchown(descriptor, owner + JOB_UID, owner + JOB_GID)
 
     @property
@@ -89,19 +98,21 @@ class Sandbox:
             )
         finally:
             self._close_given()
-        self._tree = ProcessTree(pidfd=pidfd, report=report, request=self._body, leaf=self.leaf)
+        self._tree = ProcessTree(pidfd=pidfd, report=report, request=self._body, leaf=self.leaf, has_terminal=self._has_terminal)
         await self._bounded(self._tree.wait_ready())
 
     def message(self, spec: SandboxSpec, stdin: bytes | None) -> bytes | None:
         """The command as the message that has init start it; None where it has input or is too large, and `write_command` must."""
         if stdin is not None:
             return None
-        message = protocol.encode("command", command=spec.wire_command(has_stdin=False))
+        message = protocol.encode("command", command=spec.wire_command(has_stdin=spec.interactive))
         return message if len(message) <= protocol.MAX_MESSAGE else None
 
     def write_command(self, spec: SandboxSpec, stdin: bytes | None) -> bytes:
         """Puts the command and its whole input where init will find them, and gives the message that says so; blocks."""
-        protocol.fill_body(self.command, spec.wire_command(has_stdin=stdin is not None))
+        protocol.fill_body(self.command, spec.wire_command(has_stdin=stdin is not None or spec.interactive))
+        if spec.interactive:
+            return protocol.encode("command")
         view = memoryview(stdin or b"")
         while view:
             view = view[os.write(self.stdin, view) :]
@@ -117,12 +128,26 @@ class Sandbox:
         await self._bounded(self.tree.start_command(message))
 
     def take_pipes(self, *, merge: bool) -> tuple[int, ...]:
-        """The read ends of the streams, now the caller's: standard output and error, or one for both."""
+        """The read ends of the streams, now the caller's: standard output and error, or one for both.
+
+        With a terminal, all output is the first one's, and the second one ends at once.
+        """
+        if self._has_terminal:
+            os.close(self.stdout_read)
+            self.stdout_read = self.tree.take_terminal()
         taken = (self.stdout_read,) if merge else (self.stdout_read, self.stderr_read)
         if merge:
             os.close(self.stderr_read)
         self.stdout_read = self.stderr_read = -1
         return taken
+
+    def open_input(self) -> int:
+        """A descriptor to write the job's standard input by, non-blocking and the caller's; before `take_pipes`."""
+        descriptor = self.tree.copy_terminal() if self._has_terminal else self._input
+        if not self._has_terminal:
+            self._input = -1
+        os.set_blocking(descriptor, False)
+        return descriptor
 
     async def end(self) -> None:
         """Kills whatever is left in it and waits until no process is; `remove` may follow."""
@@ -179,10 +204,10 @@ class Sandbox:
 
     def _close_own(self) -> None:
         self._close_given()
-        for descriptor in (self.stdout_read, self.stderr_read, self.command, self.stdin):
+        for descriptor in (self.stdout_read, self.stderr_read, self.command, self.stdin, self._input):
             if descriptor >= 0:
                 os.close(descriptor)
-        self.stdout_read = self.stderr_read = self.command = self.stdin = -1
+        self.stdout_read = self.stderr_read = self.command = self.stdin = self._input = -1
         if self._tree is None and self._body >= 0:
             os.close(self._body)
             self._body = -1
@@ -212,7 +237,7 @@ class Sandboxes:
 
     def take_ready(self, spec: SandboxSpec, *, merge: bool) -> Sandbox | None:
         """The sandbox that stands by, where it is one for this spec and waits for its command already."""
-        if self._next is None or not self._next.done() or self._shape != (*spec.shape, merge):
+        if spec.interactive or self._next is None or not self._next.done() or self._shape != (*spec.shape, merge):
             return None
         task, self._next = self._next, None
         sandbox = self._alive(task)
@@ -223,8 +248,12 @@ class Sandboxes:
     async def take(self, spec: SandboxSpec, *, merge: bool) -> Sandbox:
         """A sandbox for this spec, ready for its command.
 
+        One whose input is written while it runs is always built anew, and leaves what stands by for other jobs as it is.
+
         Raises: LaunchFailed, TooManyJobs, Closed; nothing is left of it then.
         """
+        if spec.interactive:
+            return await self._build(spec, merge=merge)
         sandbox = None
         if self._next is not None and self._shape == (*spec.shape, merge):
             task, self._next = self._next, None

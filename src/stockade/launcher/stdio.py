@@ -14,7 +14,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from errno import EPIPE
+from errno import EIO, EPIPE
 from typing import ParamSpec, Protocol
 
 P = ParamSpec("P")
@@ -36,7 +36,7 @@ class Sink(Protocol):
 
 
 class Stream:
-    """One pipe on its way to its sink. Callbacks run in the pump's thread and must only pass the word on."""
+    """One pipe, or the master of a terminal, on its way to its sink. Callbacks run in the pump's thread and must only pass the word on."""
 
     def __init__(
         self,
@@ -151,6 +151,10 @@ class Pump:
             count = os.readv(stream.descriptor, [self._buffer])
         except BlockingIOError:
             return
+        except OSError as error:
+            if error.errno != EIO:
+                raise
+            count = 0  # a terminal that its last process has closed (pty(7)); what it wrote before has been read
         if count == 0:
             self._finish(stream)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,7 @@ MAX_ARG_STRLEN = 131_072  # bytes of one argument or variable, with its NUL: 32 
 ARG_MAX = 2_097_152  # bytes of all of them with their pointers: a quarter of the usual 8 MiB stack
 LABEL_MAX = 60  # characters
 LONGEST = 31_536_000.0  # seconds: a year
+LARGEST_TERMINAL: Final = 4_096  # rows and columns; the kernel has 16 bits for each, and programs make arrays of them
 
 _ONE_ENTRY_EACH = "give a list with the program first and one entry per argument, such as ['ls', '-l'], never one command string"
 
@@ -77,6 +78,30 @@ def _shortened(words: str) -> str:
     return words if len(words) <= LABEL_MAX else words[:LABEL_MAX] + "…"
 
 
+def _cells(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_TERMINAL:
+        raise ValueError(f"{shown(value)} is no size of a terminal: give a whole number from 1 to {LARGEST_TERMINAL}")
+    return value
+
+
+class Terminal(Strict):
+    """The size of a job's terminal in characters (TIOCSWINSZ in ioctl_tty(2)).
+
+    Raises: InvalidRequest, with the field.
+    """
+
+    noun = "terminal"
+
+    rows: Annotated[int, Checked(_cells)] = 24
+    columns: Annotated[int, Checked(_cells)] = 80
+
+
+def _tty(value: Any) -> Terminal | None:
+    if value is None or isinstance(value, Terminal):
+        return value
+    raise ValueError(f"{shown(value)} is no terminal: give Terminal(rows=24, columns=80), or None for a job without one")
+
+
 class Command(Strict):
     """One program with its arguments and what is given to it; says nothing about what it may do.
 
@@ -90,6 +115,8 @@ class Command(Strict):
     env: Annotated[Mapping[str, str], Checked(variables)] = Field(default_factory=Environment)  # on top of the policy's
     replace_env: Annotated[bool, Checked(flag)] = False  # `env` is the whole environment instead
     stdin: Annotated[bytes | None, Checked(_stdin)] = None  # None: /dev/null
+    interactive: Annotated[bool, Checked(flag)] = False  # its standard input stays open and is written while it runs
+    tty: Annotated[Terminal | None, Checked(_tty)] = None  # its standard streams are a terminal of its own; always interactive
     timeout: Annotated[
         float | None,
         Checked(bounded(parse_seconds, format_seconds, 0.001, LONGEST, optional=True)),
@@ -99,7 +126,18 @@ class Command(Strict):
     @model_validator(mode="after")
     def _fits(self) -> Command:
         check_exec_size(self.argv, self.env)
+        if self.stdin is not None and self.takes_input:
+            raise InvalidRequest(
+                "stdin: a job that is interactive or has a terminal gets its input while it runs",
+                field="stdin",
+                hint="leave stdin out and write it with write_stdin, then close_stdin",
+            )
         return self
+
+    @property
+    def takes_input(self) -> bool:
+        """True where the job can be written to while it runs."""
+        return self.interactive or self.tty is not None
 
     @property
     def title(self) -> str:
@@ -114,6 +152,8 @@ def command(
     env: Mapping[str, str] | None = None,
     replace_env: bool = False,
     stdin: bytes | None = None,
+    interactive: bool = False,
+    tty: Terminal | None = None,
     timeout: float | str | None = None,
     label: str | None = None,
 ) -> Command:
@@ -128,6 +168,8 @@ def command(
             "env": {} if env is None else env,
             "replace_env": replace_env,
             "stdin": stdin,
+            "interactive": interactive,
+            "tty": tty,
             "timeout": timeout,
             "label": label,
         }

@@ -5,6 +5,7 @@ Each limit is carried by the strongest mechanism that the host has, and the plan
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from stockade.errors import HostUnfit, PolicyError
@@ -14,7 +15,7 @@ from stockade.policy.environment import job_environment
 from stockade.policy.layout import mount_plan
 from stockade.policy.model import Limits, Network, Policy, cpu_numbers
 from stockade.policy.quantities import shown
-from stockade.sandbox.spec import CgroupLimits, Host, KiB, Resolution, Rlimit, SandboxSpec
+from stockade.sandbox.spec import CgroupLimits, Devices, Host, KiB, Resolution, Rlimit, SandboxSpec
 
 # limit -> (the controller that it needs, the mechanism with it, the mechanism without it)
 _BY_CONTROLLER = {
@@ -58,6 +59,10 @@ def compile_policy(
     """
     _check_required(policy, host)
     check_cpuset(policy.limits, host)
+    terminal = None if command.tty is None else (command.tty.rows, command.tty.columns)
+    mounts = mount_plan(policy, host, resolution)
+    if terminal is not None:
+        mounts = tuple(dataclasses.replace(mount, terminal=True) if isinstance(mount, Devices) else mount for mount in mounts)
     environment = job_environment(policy, command, resolution.cwd, inherited)
     check_exec_size(command.argv, environment)
     return SandboxSpec(
@@ -65,7 +70,7 @@ def compile_policy(
         executable=resolution.executable,
         cwd=resolution.cwd,
         environment=tuple(environment.items()),
-        mounts=mount_plan(policy, host, resolution),
+        mounts=mounts,
         rlimits=_rlimits(policy.limits, host),
         cgroup=leaf_limits(policy.limits, host, resolution.io),
         seccomp=policy.seccomp,
@@ -74,6 +79,8 @@ def compile_policy(
         loopback=policy.network is Network.LOOPBACK,
         shm_bytes=policy.limits.memory,
         mechanisms=mechanisms_in_force(policy.limits, host),
+        interactive=command.takes_input,
+        terminal=terminal,
     )
 
 

@@ -23,6 +23,10 @@ _CODE = ("LD_", "GLIBC_TUNABLES", "BASH_FUNC_", "BASH_ENV")
 # These describe the caller's place, and the job has its own.
 _OWN = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TMPDIR", "TMP", "TEMP", "SHLVL", "_"})
 
+# Nobody sits at a terminal: no colours, no line editing, and no pager to wait in.
+_NO_TERMINAL = {"TERM": "dumb", "NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat"}
+_TERMINAL = {"TERM": "xterm-256color"}
+
 
 def is_inherited_by_default(name: str) -> bool:
     """True where `inherit_env=True` passes on a variable of this name."""
@@ -43,11 +47,7 @@ def job_environment(policy: Policy, command: Command, cwd: str, inherited: Mappi
             "LANG": "C.UTF-8",
             "TMPDIR": "/tmp",
             "PWD": cwd,
-            # Nobody sits at a terminal: no colours, no line editing, and no pager to wait in.
-            "TERM": "dumb",
-            "NO_COLOR": "1",
-            "PAGER": "cat",
-            "GIT_PAGER": "cat",
+            **(_NO_TERMINAL if command.tty is None else _TERMINAL),
             **_picked(policy.inherit_env, inherited),
             **policy.env,
             **command.env,

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from stockade.errors import Protocol
-from stockade.sandbox import namespaces, privileges, protocol, rootfs, syscalls
+from stockade.sandbox import namespaces, privileges, protocol, rootfs, syscalls, terminals
 
 # Their default action does not end a process (signal(7)).
 _HARMLESS = frozenset(
@@ -98,7 +98,7 @@ class Request:
         self.body = body  # the memfd of the request; its head says which step is under way
         self.report = report
         self.command = command  # a memfd that holds a command which is too large for a message, once the executor says so
-        self.stdio = stdio  # standard input (a memfd, used where the command has input), output and error
+        self.stdio = stdio  # standard input (a memfd or a pipe, used where the command has input), output and error
         self.lifeline = lifeline  # a pidfd of the fork server
         self.join_cgroup = join_cgroup  # cgroup.procs, where CLONE_INTO_CGROUP does not work on this host
 
@@ -135,6 +135,8 @@ def main(request: Request, gate: int) -> NoReturn:
         os.close(root)
         paths, places = rootfs.open_scratch(spec["mounts"])
         channel.give(protocol.PLACES, places, paths=paths)
+    with channel.step("terminal"):
+        terminal = _open_terminal(channel, spec, has_range=request.has_range)
     with channel.step("signals"):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         children = syscalls.signalfd({signal.SIGCHLD})
@@ -148,10 +150,24 @@ def main(request: Request, gate: int) -> NoReturn:
     with channel.step("cwd"):
         _enter_directory(command["cwd"])
     with channel.step("exec"):
-        pid = _start_command(command, request.stdio)
+        pid = _start_command(command, request.stdio, terminal)
     channel.say(protocol.STARTED)
-    _close_all_but(request.report.fileno(), request.lifeline, children)
+    _close_all_but(request.report.fileno(), request.lifeline, children, *(() if terminal is None else (terminal.slave,)))
     _supervise(channel, pid, children, request.lifeline)
+
+
+def _open_terminal(channel: Channel, spec: dict[str, Any], *, has_range: bool) -> terminals.Pseudoterminal | None:
+    """The job's terminal, where it is to have one; the executor gets the master, and no copy stays here.
+
+    Before the filter, which may forbid sendmsg(2).
+    """
+    if spec["terminal"] is None:
+        return None
+    rows, columns = spec["terminal"]
+    terminal = terminals.open_pseudoterminal(rows, columns, (spec["uid"], spec["gid"]) if has_range else None)
+    protocol.send(channel.connection, protocol.encode(protocol.TERMINAL), (terminal.master,))
+    os.close(terminal.master)
+    return terminal
 
 
 def _wait_for_id_maps(gate: int) -> None:
@@ -196,18 +212,23 @@ def _enter_directory(path: str) -> None:
         raise syscalls.KernelError("chdir", path, ESTALE)
 
 
-def _start_command(command: dict[str, Any], stdio: tuple[int, int, int]) -> int:
+def _start_command(command: dict[str, Any], stdio: tuple[int, int, int], terminal: terminals.Pseudoterminal | None) -> int:
     """Starts the program in a session of its own, with three descriptors and a clean signal state; returns its pid.
+
+    A terminal is all three of them, and controls the session.
 
     By posix_spawn(3): the child borrows our memory until it executes, so no page table is copied, and a failed exec is our own
     OSError. Every descriptor of ours is close-on-exec; those that init itself no longer needs are closed below.
     """
-    for standard, descriptor in enumerate(stdio):  # posix_spawn takes none beyond the limit of open files, which holds already
-        os.dup2(descriptor, standard)
     argv = [os.fsencode(argument) for argument in command["argv"]]
     environment = [os.fsencode(entry) for entry in command["env"]]
+    executable = os.fsencode(command["executable"])
+    if terminal is not None:
+        return syscalls.posix_spawn_on_terminal(executable, argv, environment, terminal.path.encode())
+    for standard, descriptor in enumerate(stdio):  # posix_spawn takes none beyond the limit of open files, which holds already
+        os.dup2(descriptor, standard)
     given = 0 if command["has_stdin"] else None
-    return syscalls.posix_spawn(os.fsencode(command["executable"]), argv, environment, stdin=given, stdout=1, stderr=2)
+    return syscalls.posix_spawn(executable, argv, environment, stdin=given, stdout=1, stderr=2)
 
 
 def _close_all_but(*kept: int) -> None:

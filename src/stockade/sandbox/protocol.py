@@ -23,6 +23,7 @@ _HEAD = 64
 # Lines of init's report; each is {"v": 1, "is": <kind>, ...}.
 FAILED = "failed"  # {"step", "call", "path", "errno"}: it could not be done, init goes away
 PLACES = "places"  # {"paths"}, with a descriptor of each: the tmpfs mounts that the job has of its own
+TERMINAL = "terminal"  # with the master of the job's pseudoterminal; before READY, where the request asks for one
 READY = "ready"  # the sandbox stands and waits for its command
 STARTED = "started"  # the program has been executed
 ENDED = "ended"  # {"code"} or {"signal"}: the command's wait status

@@ -26,6 +26,7 @@ _STAGES = ("/tmp", "/mnt", "/run")
 
 # name: (major, minor) as Documentation/admin-guide/devices.txt has them.
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
+CONTROLLING_TERMINAL = {"tty": (5, 0)}
 _DEVICE_LINKS = (
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
@@ -143,11 +144,11 @@ def _symlink(root: int, operation: list[Any]) -> None:
 
 
 def _devices(root: int, operation: list[Any]) -> None:
-    _, target, shm_size, shm_inodes = operation
+    _, target, shm_size, shm_inodes, terminal = operation
     flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
     dev = mounts.mount_at(root, target, "tmpfs", flags, "size=65536,nr_inodes=64,mode=0755")
     try:
-        for name, numbers in DEVICES.items():
+        for name, numbers in (DEVICES | CONTROLLING_TERMINAL if terminal else DEVICES).items():
             source = _open_device(name, numbers)
             try:
                 mounts.attach(mounts.detach_copy(source, read_only=False, device=True, recursive=False), dev, name)

@@ -111,12 +111,14 @@ class Devices:
 
     shm_size: int
     shm_inodes: int
+    terminal: bool = False  # and /dev/tty, which is whatever terminal controls the process that opens it (tty(4))
 
     def describe(self) -> str:
-        return f"dev      /dev (null zero full random urandom, own pts, shm {_bytes(self.shm_size)})"
+        tty = " tty" if self.terminal else ""
+        return f"dev      /dev (null zero full random urandom{tty}, own pts, shm {_bytes(self.shm_size)})"
 
     def wire(self) -> list[Any]:
-        return ["dev", "/dev", self.shm_size, self.shm_inodes]
+        return ["dev", "/dev", self.shm_size, self.shm_inodes, self.terminal]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +235,8 @@ class SandboxSpec:
     loopback: bool = True
     shm_bytes: int | None = None  # of System V shared memory in all (kernel.shmall); None: the kernel's default
     mechanisms: tuple[tuple[str, str], ...] = field(default=())  # ("memory", "memory.cgroup") …, one a limit
+    interactive: bool = False  # standard input is written while it runs
+    terminal: tuple[int, int] | None = None  # rows and columns of the pseudoterminal that is its standard streams
 
     def describe(self) -> tuple[str, ...]:
         """One line for each thing that will be done, in order; what `stockade explain` prints."""
@@ -241,6 +245,7 @@ class SandboxSpec:
             f"program  {self.executable}",
             f"argv     {list(self.argv)}",
             f"cwd      {self.cwd}",
+            *((f"stdin    {self._stdin()}",) if self.interactive else ()),
             "clone    new user, mount, pid, ipc, uts, net and cgroup namespaces, into a fresh cgroup",
             f"identity uid {JOB_UID} inside stands for {who}",
             f"hostname {self.hostname}",
@@ -254,6 +259,9 @@ class SandboxSpec:
             *(f"env      {name}={value}" for name, value in self.environment),
             *(f"limit    {name}: {mechanism}" for name, mechanism in self.mechanisms),
         )
+
+    def _stdin(self) -> str:
+        return "open, a pipe" if self.terminal is None else "a terminal of its own, {} rows, {} columns".format(*self.terminal)
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -269,12 +277,13 @@ class SandboxSpec:
             "hostname": self.hostname,
             "loopback": self.loopback,
             "shm_bytes": self.shm_bytes,
+            "terminal": self.terminal,
             "uid": JOB_UID,
             "gid": JOB_GID,
         }
 
     def wire_command(self, *, has_stdin: bool) -> dict[str, Any]:
-        """What init starts in what it has built."""
+        """What init starts in what it has built; `has_stdin`: with the standard input that came with the request."""
         return {
             "argv": list(self.argv),
             "executable": self.executable,

@@ -281,21 +281,53 @@ def posix_spawn(path: bytes, argv: list[bytes], environment: list[bytes], *, std
     No signal is blocked or ignored in it. os.posix_spawn cannot say so: it leaves out the C library's own signals 32 and 33, which
     glibc then has ignored in the program.
     """
-    actions, attributes, pid = ctypes.create_string_buffer(1024), ctypes.create_string_buffer(1024), ctypes.c_int(0)
-    at_actions, at_attributes = ctypes.addressof(actions), ctypes.addressof(attributes)
-    failed = _spawn_actions_init(at_actions) or _spawn_attributes_init(at_attributes)
+    actions = _SpawnActions()
     if stdin is None:
-        failed = failed or _spawn_actions_open(at_actions, 0, b"/dev/null", os.O_RDONLY, 0)
+        actions.open(0, b"/dev/null", os.O_RDONLY)
     else:
-        failed = failed or _spawn_actions_dup2(at_actions, stdin, 0)
-    failed = failed or _spawn_actions_dup2(at_actions, stdout, 1) or _spawn_actions_dup2(at_actions, stderr, 2)
+        actions.dup2(stdin, 0)
+    actions.dup2(stdout, 1)
+    actions.dup2(stderr, 2)
+    return _posix_spawn(path, argv, environment, actions)
+
+
+def posix_spawn_on_terminal(path: bytes, argv: list[bytes], environment: list[bytes], terminal: bytes) -> int:
+    """As `posix_spawn`, with the three descriptors on the terminal of this name, which becomes the controlling one.
+
+    The C library makes the session before it opens anything, and the terminal that a session leader opens is its own (tty(4)).
+    """
+    actions = _SpawnActions()
+    actions.open(0, terminal, os.O_RDWR)
+    actions.dup2(0, 1)
+    actions.dup2(0, 2)
+    return _posix_spawn(path, argv, environment, actions)
+
+
+class _SpawnActions:
+    """posix_spawn_file_actions_t; what fails to be added is told when the program is started."""
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(1024)
+        self.address = ctypes.addressof(self._buffer)
+        self.errno = int(_spawn_actions_init(self.address))
+
+    def open(self, descriptor: int, path: bytes, flags: int) -> None:
+        self.errno = self.errno or _spawn_actions_open(self.address, descriptor, path, flags, 0)
+
+    def dup2(self, source: int, target: int) -> None:
+        self.errno = self.errno or _spawn_actions_dup2(self.address, source, target)
+
+
+def _posix_spawn(path: bytes, argv: list[bytes], environment: list[bytes], actions: _SpawnActions) -> int:
+    attributes, pid = ctypes.create_string_buffer(1024), ctypes.c_int(0)
+    at_attributes = ctypes.addressof(attributes)
     flags = POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSID
-    failed = failed or _spawn_attributes_flags(at_attributes, flags)
+    failed = actions.errno or _spawn_attributes_init(at_attributes) or _spawn_attributes_flags(at_attributes, flags)
     failed = failed or _spawn_attributes_default(at_attributes, b"\xff" * 128) or _spawn_attributes_mask(at_attributes, bytes(128))
     arguments = (_str * (len(argv) + 1))(*argv, None)
     variables = (_str * (len(environment) + 1))(*environment, None)
     failed = failed or _spawn(
-        ctypes.addressof(pid), path, at_actions, at_attributes, ctypes.addressof(arguments), ctypes.addressof(variables)
+        ctypes.addressof(pid), path, actions.address, at_attributes, ctypes.addressof(arguments), ctypes.addressof(variables)
     )
     if failed:
         raise (NoSuchFile if failed == ENOENT else KernelError)("execve", os.fsdecode(path), failed)

@@ -19,6 +19,8 @@ def test_a_command_is_its_parts():
         "cwd": "src",
         "env": {"A": "1"},
         "stdin": b"x",
+        "interactive": False,
+        "tty": None,
         "replace_env": False,
         "timeout": 300.0,
         "label": "all files",
