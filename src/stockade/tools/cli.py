@@ -23,7 +23,7 @@ _RUN_HELP: Final = """\
 Run a command that nobody trusts, sealed off, and pass on its output and its exit code.
 
 Nothing of yours is visible to it, not even the current directory, unless you name it: --workspace DIR (it starts there), --ro, --rw.
-It reads /dev/null unless --stdin is given.
+It reads /dev/null unless --stdin, --interactive or --tty is given.
 
 Ctrl-C sends SIGINT to the job and gives it the grace to end; a second one kills it at once. However we end, nothing of it is left.
 
@@ -56,18 +56,34 @@ def _run_help() -> str:
 def run(
     options: RunOptions,
     stdin: Annotated[bool, typer.Option("--stdin", help="Read our stdin to its end first, and give it to the job (64 MiB).")] = False,
+    interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Pass our stdin on to the job as it comes.")] = False,
+    tty: Annotated[bool, typer.Option("--tty", "-t", help="Give the job a terminal of its own, joined to ours; every key is its.")] = False,
     json: Annotated[bool, typer.Option("--json", help="No live output; at the end one JSON object with everything.")] = False,
     base64: Annotated[bool, typer.Option("--base64", help="With --json: the exact bytes of the output too.")] = False,
 ) -> int:
     if base64 and not json:
         raise InvalidRequest("--base64 goes with --json", field="base64", hint="without --json the output is exact as it is")
+    if stdin and (interactive or tty):
+        raise InvalidRequest("--stdin does not go with --interactive or --tty", field="stdin", hint="leave one of them out")
+    if tty and json:
+        raise InvalidRequest("--tty does not go with --json", field="tty", hint="use --interactive to pass input on")
     try:
-        wanted = understand(options, stdin=read_stdin() if stdin else None)
+        console = None
+        if tty:
+            from stockade.tools.console import Console
+
+            console = Console(0)
+        wanted = understand(
+            options,
+            stdin=read_stdin() if stdin else None,
+            interactive=interactive,
+            terminal=None if console is None else console.size(),
+        )
         from stockade.executor import Result
         from stockade.tools.run_command import run_live, run_quietly
 
         if not json:
-            return run_live(wanted)
+            return run_live(wanted, console)
         results: list[Result] = []
         code = run_quietly(wanted, results)
     except StockadeError as error:

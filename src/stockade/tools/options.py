@@ -21,7 +21,7 @@ from stockade.errors import InvalidRequest, PolicyError
 if TYPE_CHECKING:
     from stockade.bank.retention import Retention
     from stockade.config import Config
-    from stockade.policy.command import Command
+    from stockade.policy.command import Command, Terminal
     from stockade.policy.model import Policy
 
 MAX_STDIN: Final = 64 << 20  # bytes that --stdin takes; they are held in memory
@@ -120,8 +120,8 @@ class Wanted:
     environment: dict[str, str]
 
 
-def understand(options: RunOptions, *, stdin: bytes | None = None) -> Wanted:
-    """The policy and the command that the options describe.
+def understand(options: RunOptions, *, stdin: bytes | None = None, interactive: bool = False, terminal: Terminal | None = None) -> Wanted:
+    """The policy and the command that the options describe. A job on a terminal finds it called as ours is (TERM).
 
     Raises: InvalidRequest and its kin, which name the option.
     """
@@ -129,11 +129,16 @@ def understand(options: RunOptions, *, stdin: bytes | None = None) -> Wanted:
     from stockade.policy.command import command
 
     environment = caller_environment()
+    variables = _variables(options.env or (), environment)
+    if terminal is not None and "TERM" in environment:
+        variables = {"TERM": environment["TERM"], **variables}
     wanted = command(
         options.argv,
         cwd=options.cwd,
-        env=_variables(options.env or (), environment),
+        env=variables,
         stdin=stdin,
+        interactive=interactive,
+        tty=terminal,
         label=options.label,
     )
     settings = {} if options.state_dir is None else {"state_dir": options.state_dir}

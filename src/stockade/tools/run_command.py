@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from stockade.errors import StockadeError, UnknownJob
 from stockade.executor import Executor, Job, Result
 from stockade.jobs.records import JobRecord
+from stockade.policy.command import Terminal
 from stockade.tools import exit_codes
+from stockade.tools.console import Console
+from stockade.tools.inlet import Inlet, feed
 from stockade.tools.interrupts import Interrupts
 from stockade.tools.options import Wanted
 from stockade.tools.outlet import Outlet
@@ -22,9 +25,12 @@ from stockade.tools.outlet import Outlet
 LAST_CHANCE: Final = 1.0  # seconds that a slow reader of our output has left when somebody has lost patience
 
 
-def run_live(wanted: Wanted) -> int:
-    """Runs the command and shows its output; the exit code. Raises: StockadeError where it never ran."""
-    return asyncio.run(_run(wanted, _live))
+def run_live(wanted: Wanted, console: Console | None = None) -> int:
+    """Runs the command and shows its output, on `console` where it has a terminal; the exit code.
+
+    Raises: StockadeError where it never ran.
+    """
+    return asyncio.run(_run(wanted, lambda run: _live(run, console)))
 
 
 def run_quietly(wanted: Wanted, results: list[Result]) -> int:
@@ -48,6 +54,7 @@ class Run:
         self.stdout, self.stderr = Outlet(1), Outlet(2)
         self.broken: OSError | None = None  # why our own output cannot be written
         self._endings: set[asyncio.Task[JobRecord]] = set()
+        self._resizing: set[asyncio.Task[None]] = set()
 
     def end(self, number: int, *, grace: float | None = None) -> None:
         """Asks for the end of the job by this signal; with a grace of 0 it is killed at once."""
@@ -60,6 +67,21 @@ class Run:
             seconds = self.executor.policy.limits.grace
             self.stderr.post(f"stockade: interrupted, the job has {seconds:g} s to end; again kills it at once\n".encode())
         self.end(number, grace=0.0 if at_once else None)
+
+    async def feed(self, inlet: Inlet) -> None:
+        """Passes our input on; where it cannot be read, that is its end."""
+        try:
+            await feed(self.job, inlet)
+        except OSError as error:
+            self.stderr.post(f"stockade: standard input cannot be read: {error.strerror}\n".encode())
+
+    def on_resize(self, size: Terminal) -> None:
+        """Our terminal has another size, so the job's gets it too."""
+        self._resizing.add(asyncio.create_task(self._resize(size)))
+
+    async def _resize(self, size: Terminal) -> None:
+        with contextlib.suppress(StockadeError):  # the job has ended
+            await self.job.resize(size.rows, size.columns)
 
     def exit_code(self, record: JobRecord) -> int:
         """What we exit with."""
@@ -81,7 +103,7 @@ class Run:
     async def close(self) -> None:
         """Waits for what has been asked."""
         self.interrupts.listen(lambda _: None)
-        await asyncio.gather(*self._endings)
+        await asyncio.gather(*self._endings, *self._resizing)
         self.stdout.close()
         self.stderr.close()
 
@@ -95,9 +117,8 @@ async def _run(wanted: Wanted, body: Callable[[Run], Awaitable[int]]) -> int:
             run = Run(executor, await executor.start(wanted.command), interrupts)
             try:
                 interrupts.listen(run.on_signal)
-                if body is _live and (warning := _unenforced((await executor.get(run.job.id)).isolation)):
-                    run.stderr.post(warning.encode())
-                return await body(run)
+                async with _fed(run, is_wanted=wanted.command.takes_input):
+                    return await body(run)
             finally:
                 await run.close()
     except StockadeError:
@@ -121,13 +142,33 @@ def _unenforced(isolation: Mapping[str, str]) -> str:
     return f"stockade: not enforced on this host: {', '.join(names)} (`stockade doctor` says why; {instead} refuses instead)\n"
 
 
-async def _live(run: Run) -> int:
+@contextlib.asynccontextmanager
+async def _fed(run: Run, *, is_wanted: bool) -> AsyncIterator[None]:
+    """Passes our standard input on to the job meanwhile."""
+    if not is_wanted:
+        yield
+        return
+    inlet = Inlet(0)
+    feeding = asyncio.create_task(run.feed(inlet), name="stockade-feed")
+    try:
+        yield
+    finally:
+        feeding.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await feeding
+        await inlet.close()
+
+
+async def _live(run: Run, console: Console | None) -> int:
     """Shows what comes until all of it is written, and then says why, where it was no plain exit."""
+    if warning := _unenforced((await run.executor.get(run.job.id)).isolation):
+        run.stderr.post(warning.encode())
     merged = run.executor.policy.merge_streams
     streams = {"output": run.stdout} if merged else {"stdout": run.stdout, "stderr": run.stderr}
     copying = [asyncio.create_task(run.copy(stream, outlet)) for stream, outlet in streams.items()]
-    record = await run.job.wait()
-    is_delivered = await _with_patience(run, asyncio.gather(*copying))
+    with contextlib.nullcontext() if console is None else console.lent(run.on_resize):
+        record = await run.job.wait()
+        is_delivered = await _with_patience(run, asyncio.gather(*copying))
     if record.outcome is None:
         await run.job.result()  # raises why it never ran
     if isinstance(run.broken, BrokenPipeError):
