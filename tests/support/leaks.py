@@ -45,7 +45,11 @@ def _descriptors() -> list[str]:
             target = os.readlink(f"/proc/self/fd/{number}")
         except FileNotFoundError:
             continue  # the descriptor of the listing itself
-        if "stockade" in target or target.endswith("/ptmx") or target.startswith(("pipe:", "socket:", "anon_inode:[pidfd]", "anon_inode:[eventpoll]", "/memfd:")):
+        if (
+            "stockade" in target
+            or target.endswith("/ptmx")
+            or target.startswith(("pipe:", "socket:", "anon_inode:[pidfd]", "anon_inode:[eventpoll]", "/memfd:"))
+        ):
             found.append(f"{number} -> {target}")
     return found
 
