@@ -1,12 +1,12 @@
 """Memory of a whole process tree where no memory controller counts it.
 
-Counted are the resident pages of every process, the memory files that they hold open (memfd_create(2), unlinked shared memory), and
-what lies in the job's own tmpfs mounts. Resident sizes are summed first: they can only be too large, since shared pages count once a
-process, and they cost a hundredth. Only a tree that seems to be over its limit is looked at page by page, by proportional set size
-(smaps_rollup in proc_pid_smaps(5)), in which every shared page counts once.
+Counted are the resident pages of every process and its page tables, the memory files that they hold open (memfd_create(2), unlinked
+shared memory), and what lies in the job's own tmpfs mounts. Resident sizes are summed first: they can only be too large, since shared
+pages count once a process, and they cost a hundredth. Only a tree that seems to be over its limit is looked at page by page, by
+proportional set size (smaps_rollup in proc_pid_smaps(5)), in which every shared page counts once.
 
 Not seen: System V segments that nobody has attached (init bounds them by kernel.shmall), and memory files that are only in flight
-between two processes.
+between two processes; what lies in the buffers of sockets and pipes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def tree_memory(leaf: Leaf, limit: int, scratch: int) -> int:
     be above. Blocks.
     """
     processes = _processes(leaf)
-    files = scratch + _memory_file_bytes(processes)
-    total = sum(_resident(process) for process in processes) + files
+    rest = scratch + _memory_file_bytes(processes) + sum(_page_tables(process) for process in processes)
+    total = sum(_resident(process) for process in processes) + rest
     if total <= limit:
         return total
-    # Pages of files are in `files` already, mapped or not.
-    return min(total, sum(_proportional_without_files(process) for process in processes) + files)
+    # Pages of files are in `rest` already, mapped or not.
+    return min(total, sum(_proportional_without_files(process) for process in processes) + rest)
 
 
 def _processes(leaf: Leaf) -> list[psutil.Process]:
@@ -49,6 +49,15 @@ def _resident(process: psutil.Process) -> int:
     try:
         return int(process.memory_info().rss)
     except psutil.Error:
+        return 0
+
+
+def _page_tables(process: psutil.Process) -> int:
+    """Bytes of page tables (VmPTE in proc_pid_status(5)): a page of them for each 2 MiB that a process has read, and nothing resident."""
+    try:
+        with open(f"/proc/{process.pid}/status", encoding="ascii", errors="replace") as status:
+            return next((1024 * int(line.split()[1]) for line in status if line.startswith("VmPTE:")), 0)
+    except (OSError, ValueError, IndexError):
         return 0
 
 

@@ -107,19 +107,24 @@ def bound_watches(proc: int) -> None:
             os.close(descriptor)
 
 
-def bound_system_v_memory(proc: int, size: int) -> None:
-    """Bounds all System V shared memory of our ipc namespace to `size` bytes (kernel.shmall, in pages).
+def bound_system_v(proc: int, shm_bytes: int | None) -> None:
+    """Bounds what System V IPC may hold in our ipc namespace: it is kernel memory, which belongs to no process.
 
-    Before Linux 5.19 only the host's root may write it; there the kernel's own bound stays.
+    All shared memory together gets `shm_bytes` (kernel.shmall; None: the kernel's own bound), semaphores and message queues a few MiB.
+    Before Linux 5.19 only the host's root may write these; there the kernel's own bounds stay.
     """
-    try:
-        descriptor = os.open("sys/kernel/shmall", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=proc)
-    except PermissionError:
-        return
-    try:
-        os.write(descriptor, str(max(1, size // os.sysconf("SC_PAGE_SIZE"))).encode())
-    finally:
-        os.close(descriptor)
+    bounds = [("sem", "32000 32000 500 256"), ("msgmni", "256")]  # sem: in an array, in all, in one call, arrays
+    if shm_bytes is not None:
+        bounds.append(("shmall", str(max(1, shm_bytes // os.sysconf("SC_PAGE_SIZE")))))
+    for name, value in bounds:
+        try:
+            descriptor = os.open(f"sys/kernel/{name}", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=proc)
+        except PermissionError:
+            continue
+        try:
+            os.write(descriptor, value.encode())
+        finally:
+            os.close(descriptor)
 
 
 def _write(path: str, text: str) -> None:

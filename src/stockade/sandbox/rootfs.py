@@ -199,8 +199,7 @@ def _seal_proc(root: int, shm_bytes: int | None) -> None:
                 covers.append((name, mounts.detach_copy(null, read_only=True, device=True, recursive=False)))
         namespaces.forbid_nested_namespaces(proc)
         namespaces.bound_watches(proc)
-        if shm_bytes is not None:
-            namespaces.bound_system_v_memory(proc, shm_bytes)
+        namespaces.bound_system_v(proc, shm_bytes)
         for name in directories:
             flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
             os.close(mounts.mount_at(proc, name, "tmpfs", flags, "size=4096,nr_inodes=2,mode=0555"))
