@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import Any
 
-from stockade import Executor, Policy
+from stockade import Executor, Policy, Terminal
 from stockade.config import Config
 from stockade.errors import StockadeError, UnknownJob
 from stockade.jobs.records import JobRecord
@@ -36,6 +36,13 @@ class Answers:
 
     async def start(self, argv: list[str], timeout: float | None = None, cwd: str | None = None) -> str:
         return (await self._executor.start(argv, timeout=timeout, cwd=cwd)).id
+
+    async def start_interactive(self, argv: list[str], way: str) -> str:
+        """Starts a job that is given a line while it runs, by a pipe or a terminal."""
+        parts = {"tty": Terminal()} if way == "terminal" else {"interactive": True}
+        job = await self._executor.start(argv, **parts)
+        await job.write_stdin(b"a line\n")
+        return job.id
 
     async def status(self, job: str) -> dict[str, Any]:
         return _status(await self._executor.get(job))

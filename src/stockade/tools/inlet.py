@@ -85,8 +85,10 @@ async def feed(job: Job, inlet: Inlet) -> None:
         try:
             while data := await inlet.read():
                 await _write(job, data)
-        finally:
+        except OSError:
             await _close(job)
+            raise
+        await _close(job)
     except InputClosed:
         pass  # the job wants no more, and whoever feeds us will notice when we end
 
