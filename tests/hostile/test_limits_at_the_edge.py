@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 
 from stockade import Executor, Policy
-from stockade.errors import InvalidRequest, PolicyError
+from stockade.config import from_environment
+from stockade.errors import InvalidRequest, LaunchFailed, PolicyError
 from stockade.launcher.outcome import Exited, Killed, OutOfMemory, OutputLimited, TimedOut
 from stockade.policy.model import MAX_BYTES, MAX_CPUS, MAX_OPEN_FILES, MAX_PROCESSES, MAX_SECONDS
 from support.limits import until_said
@@ -140,6 +143,25 @@ async def test_what_this_host_does_not_have_is_refused_before_anything_happens(l
         assert await executor.list() == ()
     assert refused.value.field == field
     assert refused.value.hint
+
+
+async def test_a_job_whose_cgroup_the_kernel_refuses_settles_as_failed_and_leaves_nothing() -> None:
+    """The kernel's own refusal: the cgroup around all jobs may have no more below it."""
+    async with Executor(build_policy(), config=from_environment(standby=False)) as executor:
+        assert (await executor.run(TRUE)).ok
+        assert executor._engine is not None
+        around = Path(executor._engine.tree.path)
+        before = await asyncio.to_thread(os.listdir, around)
+        await asyncio.to_thread((around / "cgroup.max.descendants").write_text, "1")  # that of the fork server
+        job = await executor.start(TRUE)
+        record = await job.wait()
+        with pytest.raises(LaunchFailed) as refused:
+            await job.result()
+        assert await asyncio.to_thread(os.listdir, around) == before
+        await asyncio.to_thread((around / "cgroup.max.descendants").write_text, "max")
+        assert (await executor.run(TRUE)).ok
+    assert (record.state, record.error is not None and record.error.code) == ("failed", "launch_failed")
+    assert (refused.value.step, refused.value.call, refused.value.errno) == ("cgroup", "mkdir", errno.EAGAIN)
 
 
 async def test_the_largest_limits_are_taken_by_the_kernel() -> None:

@@ -351,9 +351,9 @@ class Sandboxes:
         try:
             leaf = self._tree.make_leaf(name, spec.cgroup)
         except OSError as error:
-            raise LaunchFailed(
-                step="cgroup", call="write", path=error.filename, errno=error.errno, hint=limit_hint(error.filename, error.strerror)
-            ) from None
+            call = "mkdir" if error.filename == name else "write"
+            hint = limit_hint(error.filename, error.strerror)
+            raise LaunchFailed(step="cgroup", call=call, path=error.filename, errno=error.errno, hint=hint) from None
         return Sandbox(name, leaf, self._slots, spec)
 
 

@@ -12,8 +12,8 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stockade.errors import StockadeError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stockade.executor import Result
     from stockade.jobs.records import JobRecord
 
+V = TypeVar("V")
 _AGES: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _PINS: Final = frozenset({"device", "inode"})
@@ -111,11 +112,16 @@ def record_lines(record: JobRecord, standing: str) -> Iterable[str]:
         ("duration", _duration(record.duration)),
         ("cpu time", _both("user", _duration(usage.user), "system", _duration(usage.system))),
         ("throttled", _duration(usage.throttled)),
+        ("frozen", _duration(usage.frozen or None)),
         ("peak memory", _size(usage.peak_memory)),
+        ("sampled memory", _size(usage.peak_sampled)),
         ("peak processes", None if usage.peak_processes is None else str(usage.peak_processes)),
         ("io", _both("read", _size(usage.io_read), "written", _size(usage.io_written))),
         ("stdout", _size(record.stdout_bytes)),
         ("stderr", _size(record.stderr_bytes)),
+        ("lines", _listed(usage.output_lines, str)),
+        ("held at the end", _listed(usage.tmpfs_bytes, size)),
+        ("pressure", _listed(usage.pressure, lambda seconds: f"{seconds:.3f}s")),
         *(("note", note) for note in record.notes),
         *(("reference", f"{name}: {as_json(value)}") for name, value in record.references.items()),
         *(("isolation", f"{layer}: {mechanism}") for layer, mechanism in record.isolation.items()),
@@ -186,6 +192,11 @@ def _duration(seconds: float | None) -> str | None:
 
 def _moment(seconds: float | None) -> str | None:
     return None if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
+
+
+def _listed(values: Mapping[str, V] | None, show: Callable[[V], str]) -> str | None:
+    """What is not zero, by name."""
+    return ", ".join(f"{name} {show(value)}" for name, value in (values or {}).items() if value) or None
 
 
 def _both(first: str, one: str | None, second: str, other: str | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stockade.errors import InvalidRequest, NotAllowed, PolicyError
@@ -32,6 +32,8 @@ CHANGEABLE = {
 CHANGES = st.fixed_dictionaries({}, optional=CHANGEABLE)
 LIMITS = CHANGES.map(lambda fields: Limits(**fields))
 
+RELAXED = settings(deadline=None)  # a busy machine
+
 
 def accepted(current: Limits, changes: dict[str, Any], granted: Limits | None) -> Limits | None:
     try:
@@ -40,6 +42,7 @@ def accepted(current: Limits, changes: dict[str, Any], granted: Limits | None) -
         return None
 
 
+@RELAXED
 @given(LIMITS, CHANGES, st.none() | LIMITS)
 def test_an_update_is_refused_or_each_limit_is_within_what_held_or_what_is_granted(
     current: Limits, changes: dict[str, Any], granted: Limits | None
@@ -55,6 +58,7 @@ def test_an_update_is_refused_or_each_limit_is_within_what_held_or_what_is_grant
             assert order.within(value, getattr(current, name)) or (granted is not None and order.within(value, getattr(granted, name)))
 
 
+@RELAXED
 @given(LIMITS, st.lists(CHANGES, max_size=4))
 def test_without_a_grant_an_update_is_what_narrowing_lets_through(first: Limits, several: list[dict[str, Any]]) -> None:
     """And so no chain of updates leads out of where it began."""
@@ -70,6 +74,7 @@ def test_without_a_grant_an_update_is_what_narrowing_lets_through(first: Limits,
     assert policy.narrow(limits={name: getattr(current, name) for name in Limits.model_fields}).limits == current
 
 
+@RELAXED
 @given(LIMITS, LIMITS)
 def test_the_host_gets_back_to_its_own_policy_and_nobody_else_does(current: Limits, policy: Limits) -> None:
     whole = {name: getattr(policy, name) for name in CHANGEABLE}
