@@ -62,6 +62,11 @@ def from_environment(**overrides: object) -> Config:
     return Config.model_validate({**found, **overrides})
 
 
+def mcp_token() -> str | None:
+    """The bearer token that STOCKADE_MCP_TOKEN gives."""
+    return os.environ.get("STOCKADE_MCP_TOKEN") or None  # noqa: TID251 - the one reader
+
+
 def caller_environment() -> dict[str, str]:
     """The environment of this process, for policies that pass parts of it on."""
     return dict(os.environ)  # noqa: TID251 - the one reader

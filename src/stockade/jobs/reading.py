@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from stockade.bank.bank import Account
 from stockade.bank.cursors import SHARED, Increment
-from stockade.bank.windows import DEFAULT_CHARS, MAX_BYTES, BytePage, Page, Tail
+from stockade.bank.windows import DEFAULT_CHARS, MAX_BYTES, BytePage, Page, StreamReader, Tail
 from stockade.jobs import arguments
 from stockade.jobs.records import HOST, Caller
 
@@ -53,6 +53,11 @@ class Reading(abc.ABC):
         """The last characters of a stream. Raises: UnknownJob, InvalidRequest."""
         check_window(stream, chars=chars)
         return await self._read(job_id, caller, lambda account: account.reader(stream).tail(chars))
+
+    async def look(self, job_id: str, stream: str, question: Callable[[StreamReader], T], *, caller: Caller = HOST) -> T:
+        """What `question`, which may block, finds in a stream, such as several windows at once. Raises: UnknownJob, InvalidRequest."""
+        check_window(stream)
+        return await self._read(job_id, caller, lambda account: question(account.reader(stream)))
 
 
 def check_window(stream: str, **numbers: int) -> None:

@@ -205,6 +205,14 @@ async def create_builtin_tools(
     return offered
 
 
+def describe_builtin_tools(executor: Executor) -> Toolset:
+    """All three tools on an executor that need not be open: for their schemas."""
+    offered = Toolset()
+    shells = _Shells(executor, executor.policy, SHELLS[0], "/", BackgroundShells(), is_confined=False)
+    offered.register(*_tools(shells, has_background=True))
+    return offered
+
+
 def _tools(shells: _Shells, *, has_background: bool) -> tuple[Tool[Any], ...]:
     more = f" With run_in_background it returns a backgroundId at once; read with {OUTPUT}, end with {KILL}." if has_background else ""
     bash = Tool(

@@ -14,7 +14,16 @@ import typer
 
 from stockade.errors import InvalidRequest, StockadeError
 from stockade.tools import exit_codes
-from stockade.tools.options import RunOptions, StateDir, read_stdin, understand, with_run_options
+from stockade.tools.options import (
+    PolicyOptions,
+    RunOptions,
+    StateDir,
+    read_stdin,
+    understand,
+    understand_policy,
+    with_policy_options,
+    with_run_options,
+)
 
 # What the parser raises; typer has had it under several names, and this way to it in all of its versions.
 _PARSER_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[2])
@@ -236,6 +245,50 @@ def purge(
     for job_id, why in done.failed:
         _say(f"stockade: {job_id} could not be removed: {why}")
     return exit_codes.FAILED if done.failed else 0
+
+
+@app.command(short_help="Serve the tools for agents over MCP.")
+@with_policy_options
+def mcp(
+    options: PolicyOptions,
+    tools: Annotated[str, typer.Option("--tools", metavar="SURFACE", help="default, commands, or shells.")] = "default",
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, max=600, help="How long a call waits for a command by itself.")
+    ] = 50.0,
+    http: Annotated[
+        str | None, typer.Option("--http", metavar="HOST:PORT", help="Serve streamable HTTP there, instead of stdin and stdout.")
+    ] = None,
+    host_name: Annotated[
+        list[str] | None, typer.Option("--host-name", metavar="NAME", help="A name by which HTTP clients may call this host. Repeatable.")
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option("--token-file", metavar="FILE", help="Bearer tokens of HTTP clients, one a line [STOCKADE_MCP_TOKEN].")
+    ] = None,
+) -> int:
+    """Serve the tools for agents over the Model Context Protocol, to the client that starts us or over HTTP.
+
+    The options say what commands may do; a model can ask for less, never for more. When the client goes, every command is ended.
+
+    A server that other machines can reach needs a token. It is read from a file or from STOCKADE_MCP_TOKEN.
+    """
+    from stockade.tools.mcp_server.options import serving
+
+    wanted, serve = serving(understand_policy(options), tools=tools, wait=wait, http=http, names=host_name or (), token_file=token_file)
+    return serve(wanted, lambda url: _say(f"stockade: serving MCP at {url}"))
+
+
+@app.command(name="tools", short_help="Print the schemas of the tools for agents.")
+def print_tools(
+    shape: Annotated[str, typer.Option("--format", metavar="FORMAT", help="anthropic, openai, or mcp.")] = "mcp",
+    surface: Annotated[str, typer.Option("--tools", metavar="SURFACE", help="default, commands, or shells.")] = "default",
+) -> int:
+    """Print what `stockade mcp` has on offer, as the APIs of models take it: one JSON array, always in the same order."""
+    import json as json_text
+
+    from stockade.tools.mcp_server.described import described
+
+    print(json_text.dumps(described(surface, shape), indent=2, ensure_ascii=True))
+    return 0
 
 
 @app.callback(invoke_without_command=True)

@@ -49,11 +49,10 @@ def _option(name: str, metavar: str, text: str) -> Any:
     return typer.Option(name, metavar=metavar, help=text)
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What was written on the command line, as it was written; None and empty lists stand for what was not."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOptions:
+    """What jobs may do, as it was written on the command line; None and empty lists stand for what was not."""
 
-    argv: Annotated[list[str], typer.Argument(metavar="ARGV", help="The program and its arguments; no shell reads them.")]
     workspace: Annotated[
         str | None,
         _option(
@@ -80,14 +79,30 @@ class RunOptions:
     require: Annotated[
         list[str] | None, _option("--require", "MECHANISM", "Refuse where the host lacks it, such as memory.cgroup. Repeatable.")
     ] = None
+    state_dir: StateDir = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(PolicyOptions):
+    """What is to be run, and what it may do."""
+
+    argv: Annotated[list[str], typer.Argument(metavar="ARGV", help="The program and its arguments; no shell reads them.")]
     cwd: Annotated[str | None, _option("--cwd", "DIR", "Where the job starts; relative to the workspace.")] = None
     label: Annotated[str | None, _option("--label", "TEXT", "A name for lists.")] = None
-    state_dir: StateDir = None
 
 
 def with_run_options(command: Callable[..., int]) -> Callable[..., int]:
     """Gives a command all options of `RunOptions` besides its own; it gets them as one value named `options`."""
-    hints = get_type_hints(RunOptions, include_extras=True)
+    return _with_options(RunOptions, command)
+
+
+def with_policy_options(command: Callable[..., int]) -> Callable[..., int]:
+    """As `with_run_options`, with those of `PolicyOptions`."""
+    return _with_options(PolicyOptions, command)
+
+
+def _with_options(options_type: type[PolicyOptions], command: Callable[..., int]) -> Callable[..., int]:
+    hints = get_type_hints(options_type, include_extras=True)
     shared = [
         inspect.Parameter(
             field.name,
@@ -95,13 +110,13 @@ def with_run_options(command: Callable[..., int]) -> Callable[..., int]:
             annotation=hints[field.name],
             default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
         )
-        for field in dataclasses.fields(RunOptions)
+        for field in dataclasses.fields(options_type)
     ]
     own = inspect.signature(command, eval_str=True).parameters.values()
 
     @functools.wraps(command)
     def filled(**given: Any) -> int:
-        options = RunOptions(**{name: given.pop(name) for name in hints})
+        options = options_type(**{name: given.pop(name) for name in hints})
         return command(options=options, **given)
 
     parameters = [*shared, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own if each.name != "options")]
@@ -125,7 +140,7 @@ def understand(options: RunOptions, *, stdin: bytes | None = None, interactive: 
 
     Raises: InvalidRequest and its kin, which name the option.
     """
-    from stockade.config import caller_environment, from_environment
+    from stockade.config import caller_environment
     from stockade.policy.command import command
 
     environment = caller_environment()
@@ -141,11 +156,35 @@ def understand(options: RunOptions, *, stdin: bytes | None = None, interactive: 
         tty=terminal,
         label=options.label,
     )
-    settings = {} if options.state_dir is None else {"state_dir": options.state_dir}
-    return Wanted(_policy(options), wanted, from_environment(**settings), environment)
+    return Wanted(_policy(options), wanted, _config(options), environment)
 
 
-def _policy(options: RunOptions) -> Policy:
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What every job of a server runs under, and the settings of its executor."""
+
+    policy: Policy
+    config: Config
+    environment: dict[str, str]
+
+
+def understand_policy(options: PolicyOptions) -> Ground:
+    """The policy that the options describe, variables included. Raises: InvalidRequest and its kin, which name the option."""
+    from stockade.config import caller_environment
+
+    environment = caller_environment()
+    policy = _policy(options)
+    variables = _variables(options.env or (), environment)
+    return Ground(policy.replace(env={**policy.env, **variables}), _config(options), environment)
+
+
+def _config(options: PolicyOptions) -> Config:
+    from stockade.config import from_environment
+
+    return from_environment(**({} if options.state_dir is None else {"state_dir": options.state_dir}))
+
+
+def _policy(options: PolicyOptions) -> Policy:
     from stockade.policy.profiles import DEFAULT, profile
 
     if options.policy is None:
