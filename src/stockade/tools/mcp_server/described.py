@@ -10,9 +10,9 @@ from stockade.policy.model import Policy
 from stockade.tools.builtins import describe_builtin_tools
 from stockade.tools.command_policy import BackgroundCommandPolicy
 from stockade.tools.commands import BackgroundCommands
+from stockade.tools.mcp_server.default_tools import DefaultTools
 from stockade.tools.mcp_server.options import surface_of
 from stockade.tools.mcp_server.surfaces import Surface
-from stockade.tools.mcp_server.terminal import Terminal
 from stockade.tools.toolset import Toolset
 
 
@@ -33,7 +33,7 @@ def _tools(surface: Surface) -> Toolset:
     executor = Executor(Policy())  # never opened: what a tool is called and takes does not depend on it
     match surface:
         case Surface.DEFAULT:
-            return Terminal(executor, executor.policy).tools
+            return DefaultTools(executor, executor.policy).tools
         case Surface.COMMANDS:
             host = BackgroundCommands(executor)
             host.register_background_command_tools(BackgroundCommandPolicy(allowed_executables=(), cwd_root="/"))

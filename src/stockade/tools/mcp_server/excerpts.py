@@ -97,7 +97,7 @@ def middle_left_out(head: Chunk, tail: Chunk | None, limit: int) -> Excerpt:
     start = bottom[0].start if bottom else end
     if start <= stop:  # what was read apart turned out to be all of it
         return Excerpt(_joined([*top, *bottom]), None, "", end)
-    begins = not top or top[-1].raw.endswith(b"\n")
+    begins = top[-1].raw.endswith(b"\n") if top else head.begins_line
     first = head.after(stop).line
     if bottom:
         whole = begins and bottom[0].begins_line

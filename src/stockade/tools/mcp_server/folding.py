@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# ECMA-48: control sequences (CSI), strings (OSC, DCS, SOS, PM, APC), and the short ones. What is cut off at the end goes too.
+# ECMA-48: control sequences (CSI), strings (OSC, DCS, SOS, PM, APC), and the short ones. What was begun and not ended goes too.
 _ESCAPES: Final = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*(?:[@-~]|\Z)"
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]?"

@@ -25,8 +25,8 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from stockade.bank.windows import MAX_BYTES, BytePage
 from stockade.errors import StockadeError
 from stockade.jobs.records import JobRecord
-from stockade.tools.mcp_server.surfaces import Offer, TerminalOffer
-from stockade.tools.mcp_server.terminal import STREAM, Terminal
+from stockade.tools.mcp_server.default_tools import STREAM, DefaultTools
+from stockade.tools.mcp_server.surfaces import DefaultOffer, Offer
 from stockade.tools.schemas import CallContext
 
 Context = ServerRequestContext[Any, Any]
@@ -46,8 +46,8 @@ INSTRUCTIONS: Final = (
 def make_server(offer: Offer, *, progress: float = PROGRESS) -> Server[Any]:
     """A server that has `offer` on offer; which transport it speaks is decided by whoever runs it."""
     handlers = _Handlers(offer, progress)
-    terminal = offer.terminal if isinstance(offer, TerminalOffer) else None
-    resources = None if terminal is None else _Resources(terminal)
+    default = offer.default if isinstance(offer, DefaultOffer) else None
+    resources = None if default is None else _Resources(default)
     return Server(
         NAME,
         version=version("stockade"),
@@ -131,11 +131,11 @@ def _result(given: Mapping[str, Any]) -> types.CallToolResult:
 class _Resources:
     """What commands wrote, at `stockade://job/ID/output`: exact bytes, in pieces of up to 1 MiB."""
 
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
+    def __init__(self, tools: DefaultTools) -> None:
+        self._tools = tools
 
     async def list(self, context: Context, params: object) -> types.ListResourcesResult:
-        records = await self._terminal.records(owner_of(context), limit=LISTED)
+        records = await self._tools.records(owner_of(context), limit=LISTED)
         return types.ListResourcesResult(resources=[_resource(handle, record) for handle, record in records if record.error is None])
 
     async def templates(self, context: Context, params: object) -> types.ListResourceTemplatesResult:
@@ -149,7 +149,7 @@ class _Resources:
     async def read(self, context: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
         handle, offset = _understood(params.uri)
         try:
-            page = await self._terminal.look(handle, owner_of(context), lambda reader: reader.read_bytes(offset))
+            page = await self._tools.look(handle, owner_of(context), lambda reader: reader.read_bytes(offset))
         except StockadeError as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": params.uri}) from None
         return types.ReadResourceResult(contents=[_contents(params.uri, page)])

@@ -13,7 +13,7 @@ from stockade.policy.model import Policy
 from stockade.tools.builtins import create_builtin_tools
 from stockade.tools.command_policy import BackgroundCommandPolicy
 from stockade.tools.commands import BackgroundCommands
-from stockade.tools.mcp_server.terminal import WAIT, Terminal
+from stockade.tools.mcp_server.default_tools import WAIT, DefaultTools
 from stockade.tools.shells import BackgroundShells
 from stockade.tools.toolset import Toolset
 
@@ -23,7 +23,7 @@ YEAR_MS: Final = 31_536_000_000
 class Surface(StrEnum):
     """The sets of tools that there are."""
 
-    DEFAULT = "default"  # bash, bash_output, bash_kill
+    DEFAULT = "default"  # bash, bash_output, bash_input, bash_kill
     COMMANDS = "commands"  # run_command_bg and its kin, contract N
     SHELLS = "shells"  # bash with run_in_background, contract T
 
@@ -40,17 +40,17 @@ class Offer(abc.ABC):
         """Ends all that this client has started: it will not come back."""
 
 
-class TerminalOffer(Offer):
-    """The default surface: one terminal, which keeps clients apart by itself."""
+class DefaultOffer(Offer):
+    """The default surface: one set of tools, which keeps clients apart by itself."""
 
-    def __init__(self, terminal: Terminal) -> None:
-        self.terminal = terminal
+    def __init__(self, default: DefaultTools) -> None:
+        self.default = default
 
     async def tools(self, owner: str) -> Toolset:
-        return self.terminal.tools
+        return self.default.tools
 
     async def end(self, owner: str) -> None:
-        await self.terminal.kill_all(owner)
+        await self.default.kill_all(owner)
 
 
 class CommandsOffer(Offer):
@@ -103,9 +103,9 @@ async def offer(surface: Surface, executor: Executor, policy: Policy, *, wait: f
     """
     match surface:
         case Surface.DEFAULT:
-            terminal = Terminal(executor, policy, wait=wait)
-            await terminal.recall()
-            return TerminalOffer(terminal)
+            tools = DefaultTools(executor, policy, wait=wait)
+            await tools.recall()
+            return DefaultOffer(tools)
         case Surface.COMMANDS:
             return CommandsOffer(executor, command_policy(policy))
         case Surface.SHELLS:

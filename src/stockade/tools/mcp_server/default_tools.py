@@ -1,4 +1,4 @@
-"""The `default` surface: a shell line, what it wrote, and its end, in three tools that a model can keep in its head.
+"""The `default` surface: a shell line, what it wrote, and its end, in four tools that a model can keep in its head.
 
 A command belongs to the client that started it (the context's session); others do not even learn that there is one. What a model
 sees is text: see `answers`. Exit codes are part of it, and no error; an error is what kept the tool from doing its work.
@@ -14,9 +14,10 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import Field
 
 from stockade.bank.windows import StreamReader
-from stockade.errors import InvalidRequest, StateError, UnknownJob
+from stockade.errors import InvalidRequest, NotInteractive, StateError, UnknownJob
 from stockade.executor import Executor
 from stockade.jobs.records import JobRecord
+from stockade.policy.command import Terminal
 from stockade.policy.model import Policy
 from stockade.policy.quantities import format_bytes, format_seconds
 from stockade.tools.bash_tools import Filled, Verbatim
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 BASH: Final = "bash"
 OUTPUT: Final = answers.OUTPUT
+INPUT: Final = "bash_input"
 KILL: Final = "bash_kill"
 SHELL: Final = "/bin/bash"
 STREAM: Final = "output"  # both streams, in the order in which they were written
@@ -37,6 +39,7 @@ SHOWN: Final = 30_000  # characters of output in one answer, unless the call say
 MOST_SHOWN: Final = 60_000
 WAIT: Final = 50.0  # seconds; several clients give a call up after 60
 MAX_WAIT: Final = 600.0
+ANSWER_WAIT: Final = 1.0  # seconds that what was written has to be answered
 LISTED: Final = 8  # commands that a refusal names
 RECALLED: Final = 1_000  # jobs of earlier lives that keep their short ids
 
@@ -72,6 +75,8 @@ class BashParams(Verbatim):
     wait_s: Annotated[float | None, Field(ge=0, le=MAX_WAIT, description=f"{_WAIT}; then it goes on in the background.")] = None
     background: Annotated[bool, Field(description="Return at once; the command goes on.")] = False
     stdin: Annotated[str | None, Field(description="Its standard input, all of it; empty if left out.")] = None
+    interactive: Annotated[bool, Field(description=f"Keep its standard input open, to be written with {INPUT}.")] = False
+    tty: Annotated[bool, Field(description=f"Give it a terminal of 24 lines and 80 columns, typed into with {INPUT}.")] = False
     cwd: Annotated[str | None, Field(description="Where to run; relative to the workspace, where it starts otherwise.")] = None
     max_output: MaxOutput = None
 
@@ -90,6 +95,16 @@ class OutputParams(Verbatim):
     max_output: MaxOutput = None
 
 
+class InputParams(Verbatim):
+    """Arguments of `bash_input`."""
+
+    id: Handle
+    text: Annotated[str, Field(description="What to write; a line ends with \\n. On a terminal \\u0003 is Ctrl-C, \\u0004 is Ctrl-D.")] = ""
+    close: Annotated[bool, Field(description="Then end its standard input.")] = False
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT, description=f"{_WAIT}, before reading what it wrote.")] = ANSWER_WAIT
+    max_output: MaxOutput = None
+
+
 class KillParams(Verbatim):
     """Arguments of `bash_kill`."""
 
@@ -100,7 +115,7 @@ class KillParams(Verbatim):
     ] = "SIGTERM"
 
 
-class Terminal:
+class DefaultTools:
     """The tools over one open executor, for all clients of one server."""
 
     def __init__(self, executor: Executor, policy: Policy, *, wait: float = WAIT) -> None:
@@ -143,11 +158,13 @@ class Terminal:
             abort=None if params.background else called_off,
             cwd=params.cwd,
             stdin=None if params.stdin is None else params.stdin.encode(),
+            interactive=params.interactive,
+            tty=Terminal() if params.tty else None,
             timeout=params.timeout_s,
             label=params.description or params.command,
         )
         handle = self._handles.add(job.id)
-        wait = 0.0 if params.background else self._wait if params.wait_s is None else params.wait_s
+        wait = 0.0 if params.background else params.wait_s if params.wait_s is not None else self._patience(params)
         try:
             record = await self._executor.wait(job.id, wait, caller=context.session_id)
         except asyncio.CancelledError:
@@ -157,7 +174,8 @@ class Terminal:
             raise
         remark = None
         if not record.settled:
-            remark = "in the background" if params.background else f"moved to the background: it goes on after the wait of {wait:g} s"
+            chosen = params.background or params.interactive or params.tty
+            remark = "in the background" if chosen else f"moved to the background: it goes on after the wait of {wait:g} s"
         return await self._told(record, handle, params.max_output, remark=remark)
 
     async def _output(self, params: OutputParams, context: CallContext) -> Mapping[str, Any]:
@@ -185,6 +203,21 @@ class Terminal:
             return await self._told(record, handle, params.max_output)
         return {"text": answers.answer(self._status(record, handle, with_id=True), body)}
 
+    async def _input(self, params: InputParams, context: CallContext) -> Mapping[str, Any]:
+        record = await self._known(params.id, context.session_id)
+        handle = self._handles.add(record.id)
+        try:
+            if params.text:
+                await self._executor.write_stdin(record.id, params.text.encode(), caller=context.session_id)
+            if params.close:
+                await self._executor.close_stdin(record.id, caller=context.session_id)
+        except NotInteractive:
+            raise InvalidRequest(
+                f"{INPUT}: {handle} takes no input", field="id", hint=f"start it with {BASH} and interactive or tty, or give it stdin there"
+            ) from None
+        record = await self._executor.wait(record.id, params.wait_s, caller=context.session_id)
+        return await self._told(record, handle, params.max_output)
+
     async def _kill(self, params: KillParams, context: CallContext) -> Mapping[str, Any]:
         record = await self._known(params.id, context.session_id)
         handle = self._handles.add(record.id)
@@ -194,6 +227,10 @@ class Terminal:
             record = await self._executor.kill(record.id, signal=SIGNALS[params.signal], caller=context.session_id)
             remark = "no process of it is left" if record.settled else "it is being ended"
         return await self._told(record, handle, None, remark=remark)
+
+    def _patience(self, params: BashParams) -> float:
+        """Who is to be written to first shows what it has to say; it would not end by itself."""
+        return min(self._wait, ANSWER_WAIT) if params.interactive or params.tty else self._wait
 
     # Words
 
@@ -274,6 +311,14 @@ class Terminal:
                 self._output,
                 advice=an_id,
                 effects=Effects(read_only=True),
+            ),
+            Tool(
+                INPUT,
+                "Writes to the standard input of a command that runs with interactive or tty, and shows what it wrote after that.",
+                InputParams,
+                self._input,
+                advice=f'pass {{"id": "…", "text": "1 + 1\\n"}} with an id that {BASH} gave',
+                effects=Effects(destructive=True, open_world=True),
             ),
             Tool(
                 KILL,
