@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stockade.tools.cli import main
+from stockade.tools.cli.app import main
 
 if __name__ == "__main__":
     main()

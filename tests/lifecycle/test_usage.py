@@ -137,7 +137,7 @@ async def test_a_signal_that_means_a_limit_says_so_only_where_that_limit_is_set(
 
 async def test_usage_survives_a_restart_and_is_plain_json(tmp_path: Path) -> None:
     from stockade.config import Config
-    from stockade.tools.render import as_json, record_fields
+    from stockade.tools.cli.render import as_json, record_fields
 
     config = Config(state_dir=tmp_path / "state")
     async with Executor(build_policy(tmp_size=MIB), config=config) as executor:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stockade.policy.files import load_policy
-from stockade.tools import exit_codes
+from stockade.tools.cli import exit_codes
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -19,7 +19,7 @@ from stockade.jobs.records import JobRecord
 from stockade.jobs.states import JobState
 from stockade.jobs.store import Store
 from stockade.launcher.outcome import Exited
-from stockade.tools.options import RunOptions, understand
+from stockade.tools.cli.options import RunOptions, understand
 from support.cli import BOUND, COMMAND, comes_true, environment, started, stockade
 from support.leaks import Leftovers
 from support.programs import STUBBORN, python, shell
@@ -211,7 +211,7 @@ def test_json_tells_of_a_refusal_too() -> None:
 
 
 def test_the_loop_is_never_blocked(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    from stockade.tools.run_command import run_live
+    from stockade.tools.cli.run_command import run_live
 
     with blockbuster_ctx("stockade"):
         code = run_live(understand(RunOptions(argv=shell("echo out; echo err >&2; kill -9 $$"))))

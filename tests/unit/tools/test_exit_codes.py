@@ -7,7 +7,7 @@ import pytest
 from stockade.errors import ExecutableNotFound, HostUnfit, LaunchFailed, NotAllowed, NotExecutable, StockadeError
 from stockade.jobs.records import JobError, JobRecord
 from stockade.launcher.outcome import Aborted, Exited, Killed, Outcome, OutOfMemory, OutputLimited, Signaled, TimedOut
-from stockade.tools import exit_codes
+from stockade.tools.cli import exit_codes
 
 
 def record(outcome: Outcome | None) -> JobRecord:

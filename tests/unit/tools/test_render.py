@@ -8,7 +8,7 @@ from stockade.ids import InstanceId, JobId
 from stockade.jobs.records import JobRecord, Usage
 from stockade.jobs.states import JobState
 from stockade.launcher.outcome import Exited
-from stockade.tools.render import age, printable, record_lines, size, table
+from stockade.tools.cli.render import age, printable, record_lines, size, table
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from stockade.config import Config
 from stockade.errors import StockadeError
 from stockade.executor import Executor
 from stockade.policy.model import Policy
-from stockade.tools import exit_codes
-from stockade.tools.interrupts import Interrupts
+from stockade.tools.cli import exit_codes
+from stockade.tools.cli.interrupts import Interrupts
 from stockade.tools.mcp_server import http, stdio
 from stockade.tools.mcp_server.http import Address
 from stockade.tools.mcp_server.protocol import make_server

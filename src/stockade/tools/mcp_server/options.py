@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from stockade.config import mcp_token
 from stockade.errors import InvalidRequest, StockadeError
+from stockade.tools.cli.options import Ground
 from stockade.tools.mcp_server.surfaces import Surface
-from stockade.tools.options import Ground
 
 if TYPE_CHECKING:
     from stockade.tools.mcp_server.command import Serving

@@ -15,7 +15,7 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 
 from stockade.errors import InvalidRequest
-from stockade.tools.outlet import Outlet
+from stockade.tools.cli.outlet import Outlet
 
 LONGEST: Final = 16 << 20  # bytes of one message
 

@@ -15,12 +15,12 @@ from stockade.errors import StockadeError, UnknownJob
 from stockade.executor import Executor, Job, Result
 from stockade.jobs.records import JobRecord
 from stockade.policy.command import Terminal
-from stockade.tools import exit_codes
-from stockade.tools.console import Console
-from stockade.tools.inlet import Inlet, feed
-from stockade.tools.interrupts import Interrupts
-from stockade.tools.options import Wanted
-from stockade.tools.outlet import Outlet
+from stockade.tools.cli import exit_codes
+from stockade.tools.cli.console import Console
+from stockade.tools.cli.inlet import Inlet, feed
+from stockade.tools.cli.interrupts import Interrupts
+from stockade.tools.cli.options import Wanted
+from stockade.tools.cli.outlet import Outlet
 
 LAST_CHANCE: Final = 1.0  # seconds that a slow reader of our output has left when somebody has lost patience
 

@@ -13,8 +13,8 @@ from typing import Annotated, Final, cast
 import typer
 
 from stockade.errors import InvalidRequest, StockadeError
-from stockade.tools import exit_codes
-from stockade.tools.options import (
+from stockade.tools.cli import exit_codes
+from stockade.tools.cli.options import (
     PolicyOptions,
     RunOptions,
     StateDir,
@@ -79,7 +79,7 @@ def run(
     try:
         console = None
         if tty:
-            from stockade.tools.console import Console
+            from stockade.tools.cli.console import Console
 
             console = Console(0)
         wanted = understand(
@@ -89,7 +89,7 @@ def run(
             terminal=None if console is None else console.size(),
         )
         from stockade.executor import Result
-        from stockade.tools.run_command import run_live, run_quietly
+        from stockade.tools.cli.run_command import run_live, run_quietly
 
         if not json:
             return run_live(wanted, console)
@@ -97,11 +97,11 @@ def run(
         code = run_quietly(wanted, results)
     except StockadeError as error:
         if json:
-            from stockade.tools import render
+            from stockade.tools.cli import render
 
             print(render.as_json(render.error_fields(error, exit_codes.of_error(error))))
         raise
-    from stockade.tools import render
+    from stockade.tools.cli import render
 
     for result in results:
         print(render.as_json(render.result_fields(result, code, with_base64=base64)))
@@ -120,7 +120,7 @@ def explain(options: RunOptions, json: AsJson = False) -> int:
     import tempfile
 
     from stockade.executor import Executor
-    from stockade.tools import render
+    from stockade.tools.cli import render
 
     wanted = understand(options)
     with tempfile.TemporaryDirectory(prefix="stockade-") as place:
@@ -142,7 +142,7 @@ def doctor(json: AsJson = False) -> int:
 
     from stockade.config import from_environment
     from stockade.doctor import examine
-    from stockade.tools import render
+    from stockade.tools.cli import render
 
     report = asyncio.run(examine(from_environment()))
     if json:
@@ -162,8 +162,8 @@ def ps(
 ) -> int:
     """List the jobs of a state directory, the newest first, while its executor runs and after it has ended."""
     from stockade.jobs.states import SETTLED, JobState
-    from stockade.tools import render
-    from stockade.tools.state import find_layout, see
+    from stockade.tools.cli import render
+    from stockade.tools.cli.state import find_layout, see
 
     states = None if not running else frozenset(JobState) - SETTLED
     seen = see(find_layout(state_dir), lambda reader: reader.list(limit=limit, states=states).records)
@@ -178,8 +178,8 @@ def ps(
 @app.command()
 def show(job: JobArgument, state_dir: StateDir = None, json: AsJson = False) -> int:
     """Print all that is recorded of one job."""
-    from stockade.tools import render
-    from stockade.tools.state import find_layout, see_job
+    from stockade.tools.cli import render
+    from stockade.tools.cli.state import find_layout, see_job
 
     seen, record = see_job(find_layout(state_dir), job)
     if json:
@@ -199,7 +199,7 @@ def logs(
     exact: Annotated[bool, typer.Option("--bytes", help="The exact bytes; else text with control characters shown as escapes.")] = False,
 ) -> int:
     """Print what a job has written, while it runs and after it has ended."""
-    from stockade.tools.state import find_layout, show_log
+    from stockade.tools.cli.state import find_layout, show_log
 
     stream = "stderr" if stderr else "stdout"
     if remark := show_log(find_layout(state_dir), job, stream, follow=follow, lines=lines, exact=exact):
@@ -215,7 +215,7 @@ def kill(
     grace: Annotated[float | None, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="Between it and SIGKILL.")] = None,
 ) -> int:
     """Have the executor that runs a job end it, wait until it has ended, and say how."""
-    from stockade.tools.state import find_layout, kill_job
+    from stockade.tools.cli.state import find_layout, kill_job
 
     was_running, sentence = kill_job(find_layout(state_dir), job, signal=signal, grace=grace)
     _say(f"stockade: job {job} {'' if was_running else 'has ended already: '}{sentence}")
@@ -232,10 +232,10 @@ def purge(
     only_say: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> int:
     """Remove ended jobs that were read, with their output; their ids are printed. Refuses while an executor uses the state directory."""
-    from stockade.tools import render
-    from stockade.tools.options import retention
-    from stockade.tools.state import find_layout
-    from stockade.tools.state import purge as purge_directory
+    from stockade.tools.cli import render
+    from stockade.tools.cli.options import retention
+    from stockade.tools.cli.state import find_layout
+    from stockade.tools.cli.state import purge as purge_directory
 
     wanted = retention(older_than, keep_count, keep_bytes)
     done = purge_directory(find_layout(state_dir), wanted, unread=unread, only_say=only_say)

@@ -25,8 +25,8 @@ from stockade.jobs.directory import Layout, Owner, StateDirectory, living_owner,
 from stockade.jobs.reader import StoreReader
 from stockade.jobs.records import JobRecord
 from stockade.jobs.store import Store
-from stockade.tools.outlet import write_all
-from stockade.tools.render import printable
+from stockade.tools.cli.outlet import write_all
+from stockade.tools.cli.render import printable
 
 PERIOD: Final = 0.1  # seconds between two looks of `logs -f`
 _LOOKS: Final = 5
