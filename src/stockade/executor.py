@@ -23,6 +23,7 @@ from stockade.bank.retention import Removal, Retention
 from stockade.config import Config, caller_environment, from_environment
 from stockade.errors import Closed, ExecutableNotFound, InvalidRequest, StockadeError, TooManyJobs
 from stockade.jobs import arguments, purging
+from stockade.jobs.controlling import Controlling
 from stockade.jobs.engine import Engine
 from stockade.jobs.handle import Job
 from stockade.jobs.interacting import Interacting
@@ -33,14 +34,13 @@ from stockade.jobs.requests import job_request
 from stockade.jobs.results import Result, whole_output
 from stockade.jobs.starts import Created
 from stockade.jobs.supervisor import LiveJob, open_account
-from stockade.jobs.updates import update_limits
 from stockade.launcher import lookup
 from stockade.launcher.input import Input
 from stockade.launcher.outcome import Aborted, Killed, signal_name
 from stockade.policy.admission import Admitted, admit
 from stockade.policy.command import Command, command
 from stockade.policy.compile import compile_policy
-from stockade.policy.model import Limits, Policy
+from stockade.policy.model import Policy
 from stockade.sandbox.spec import SandboxSpec
 
 P = ParamSpec("P")
@@ -48,10 +48,9 @@ T = TypeVar("T")
 
 _NEVER_STARTED: Final = "cancelled before it was started"
 ERRORS_KEPT: Final = 1_024  # of jobs that never ran, with their types; the records have the texts
-KILL_MARGIN: Final = 45.0  # seconds beyond the grace within which a killed job has settled
 
 
-class Executor(Reading, Interacting):
+class Executor(Reading, Controlling, Interacting):
     """Runs commands under one policy. An async context manager: leaving it means that every job is dead and recorded."""
 
     def __init__(self, policy: Policy, *, config: Config | None = None, environment: Mapping[str, str] | None = None) -> None:
@@ -252,28 +251,6 @@ class Executor(Reading, Interacting):
             record = await self.get(job_id, caller=caller)
         return engine.registry.acknowledge(record)
 
-    async def kill(
-        self, job_id: str, *, grace: float | None = None, signal: int | str = 15, reason: str | None = None, caller: Caller = HOST
-    ) -> JobRecord:
-        """Ends a job and gives its settled record: `signal` to every process, the grace, then the kernel kills what is left.
-
-        A signal is a number or a name, such as 2, "SIGINT" or "INT". `reason` is what the outcome's detail says, where it is not that
-        the caller sent this signal. A job that has settled is returned as it is. A second kill with a shorter grace shortens the first
-        one's.
-
-        Raises: UnknownJob; InvalidRequest for a signal or a grace that is none.
-        """
-        live = await self._live_job(job_id, caller)
-        number = arguments.signal_number(signal)
-        if grace is not None and (isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= 3600):
-            raise InvalidRequest(f"grace: {grace!r} is no duration", field="grace", hint="give seconds, from 0 to 3600")
-        bound = KILL_MARGIN
-        if live is not None:
-            live.first_signal = number if live.ending.cause is None else live.first_signal
-            live.ending.ask(Killed(by="caller", detail=reason or f"{signal_name(number)} by the caller"))
-            bound += live.shorten_grace(grace)
-        return await self.wait(job_id, bound, caller=caller)
-
     async def kill_all(self, *, caller: Caller = HOST) -> int:
         """Ends every unsettled job that the caller may see; the number of them, after they have settled."""
         arguments.check_job("", caller)
@@ -284,43 +261,6 @@ class Executor(Reading, Interacting):
     def counters(self, owner: Caller = HOST, session: Session = EVERY_SESSION) -> Counters:
         """How many jobs of that owner (`HOST`: of all) and session run, and how many ended unseen (1A.8); never blocks."""
         return self._opened().registry.counters(owner, session)
-
-    async def signal(self, job_id: str, number: int | str, *, caller: Caller = HOST) -> bool:
-        """Sends a signal, by number or name, to every process of a job, and nothing more; False where it has none any more.
-
-        To interrupt what runs in the foreground of a terminal and nothing else, type its character: `write_stdin(job_id, b"\\x03")`.
-
-        Raises: UnknownJob; InvalidRequest for what is no signal.
-        """
-        live = await self._live_job(job_id, caller)
-        number = arguments.signal_number(number)
-        return live is not None and live.signal(number)
-
-    async def freeze(self, job_id: str, *, caller: Caller = HOST) -> bool:
-        """Stops every process of a job until `thaw`; wall and idle time go on, but where the limit `count_frozen` is false.
-
-        False where it has none any more. Raises: UnknownJob.
-        """
-        return await self._set_frozen(job_id, caller, frozen=True)
-
-    async def thaw(self, job_id: str, *, caller: Caller = HOST) -> bool:
-        """Has a frozen job go on. False where it has no process any more. Raises: UnknownJob."""
-        return await self._set_frozen(job_id, caller, frozen=False)
-
-    async def update_limits(self, job_id: str, *, caller: Caller = HOST, **limits: Any) -> Limits:
-        """Changes limits of a job that runs, all of those given or none, and gives those that hold now.
-
-        Each may be tightened; the host application may also widen it up to this executor's policy. A job that has not begun yet is
-        waited for. What a sandbox is built with (open files, file size, sizes of places) cannot be changed; of `memory`, what System V
-        segments may hold stays. Recorded as a note.
-
-        Raises: UnknownJob; InvalidRequest and its kin for what is wrong, would widen, or comes too late; HostUnfit where this host
-        has no mechanism that could be changed. Nothing has changed then.
-        """
-        live = await self._live_job(job_id, caller)
-        if live is None:
-            raise InvalidRequest(f"job {job_id!r} has ended", field="job", hint="limits of a job can be changed while it runs")
-        return await update_limits(live, limits, self.policy.limits if caller is HOST else None)
 
     async def follow(self, job_id: str, stream: str = "stdout") -> AsyncGenerator[bytes, None]:
         """Every byte of a stream, those that are there first and then each as it comes, until the stream has ended."""
@@ -464,10 +404,6 @@ class Executor(Reading, Interacting):
             del self._live[job.id], self._tasks[job.id]
             job.has_begun.set()  # or nobody may wait for it any more
             job.wake_followers()
-
-    async def _set_frozen(self, job_id: str, caller: Caller, *, frozen: bool) -> bool:
-        live = await self._live_job(job_id, caller)
-        return live is not None and await live.set_frozen(frozen=frozen)
 
     async def _read(self, job_id: str, caller: Caller, question: Callable[[Account], T]) -> T:
         record = await self.get(job_id, caller=caller)
