@@ -17,8 +17,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
+from stockade.bank.account import Account
 from stockade.bank.artifacts import ArtifactStore
-from stockade.bank.bank import Account
 from stockade.bank.retention import Removal, Retention
 from stockade.config import Config, caller_environment, from_environment
 from stockade.errors import Closed, ExecutableNotFound, InvalidRequest, StockadeError, TooManyJobs

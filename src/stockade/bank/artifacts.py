@@ -17,7 +17,8 @@ from typing import Final, cast
 
 from pydantic import ValidationError
 
-from stockade.bank.bank import Account, Bank
+from stockade.bank.account import Account
+from stockade.bank.bank import Bank
 from stockade.bank.private import create_file, open_private_child, read_small, replace_file
 from stockade.bank.references import (
     KINDS,

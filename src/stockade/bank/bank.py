@@ -13,9 +13,7 @@ Everything here blocks; callers with an event loop come in through a thread.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import os
 import secrets
 import threading
@@ -23,11 +21,11 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from stockade.bank.cursors import Cursors
+from stockade.bank.account import OPEN, TERMS, Account, Terms, exists, read_terms
 from stockade.bank.private import (
     Directory,
     create_file,
@@ -35,151 +33,17 @@ from stockade.bank.private import (
     open_child,
     open_private_child,
     open_private_root,
-    read_small,
     write_all,
 )
 from stockade.bank.retention import Kept
 from stockade.bank.spares import Spares
 from stockade.bank.streams import Overflow, SinkFailed, Stream, StreamWriter
 from stockade.bank.trees import remove_tree
-from stockade.bank.windows import StreamReader
 from stockade.errors import InvalidRequest, StateError, UnknownJob
 from stockade.ids import is_safe_id
 
-_TERMS: Final = "account.json"
-_OPEN: Final = "open"
 _LOADED: Final = 16
-_Value = TypeVar("_Value")
 _BLOCK: Final = 512  # The unit of st_blocks, whatever the file system's own is.
-
-
-class Terms(BaseModel):
-    """What an account was opened with; `cap` is in bytes, for each stream."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    version: Literal[1] = 1
-    job_id: str
-    streams: Annotated[tuple[str, ...], Field(min_length=1, max_length=8)]
-    cap: Annotated[int, Field(ge=1, lt=2**63)]
-    overflow: Overflow
-    created_at: float
-
-
-class Account:
-    """The streams of one job: written while it runs, read for as long as they are kept."""
-
-    def __init__(
-        self,
-        directory: Directory,
-        terms: Terms,
-        streams: dict[str, Stream],
-        writers: dict[str, StreamWriter],
-        on_close: Callable[[Account], None] | None = None,
-    ) -> None:
-        self._directory = directory
-        self._streams = streams
-        self._writers = writers
-        self._readers = {name: StreamReader(stream) for name, stream in streams.items()}
-        self._cursors = {name: Cursors(stream) for name, stream in streams.items()}
-        self._on_close = on_close
-        self._lock = threading.Lock()
-        self.terms = terms
-
-    @property
-    def job_id(self) -> str:
-        """The job that this is the account of."""
-        return self.terms.job_id
-
-    @property
-    def path(self) -> str:
-        """The job's directory on this host."""
-        return self._directory.path
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """The names of the streams; with one pipe for both outputs there is one, in order of arrival."""
-        return self.terms.streams
-
-    def _named(self, table: dict[str, _Value], stream: str) -> _Value:
-        if stream not in table:
-            raise InvalidRequest(f"job {self.job_id!r} has no stream {stream!r}", field="stream", hint=f"use one of {', '.join(table)}")
-        return table[stream]
-
-    def writer(self, stream: str) -> StreamWriter:
-        """The writing end of `stream`, for one thread. Raises: InvalidRequest where it has none, as after a restart."""
-        return self._named(self._writers, stream)
-
-    def reader(self, stream: str) -> StreamReader:
-        """Windows on `stream`, for any thread. Raises: InvalidRequest where there is no such stream."""
-        return self._named(self._readers, stream)
-
-    def cursors(self, stream: str) -> Cursors:
-        """The incremental readers of `stream`. Raises: InvalidRequest where there is no such stream."""
-        return self._named(self._cursors, stream)
-
-    @property
-    def finished(self) -> bool:
-        """True where no stream will get another byte."""
-        return all(stream.extent().finished for stream in self._streams.values())
-
-    def sizes(self) -> dict[str, int]:
-        """Persisted bytes that can be read, for each stream (U-16)."""
-        return {name: reader.size for name, reader in self._readers.items()}
-
-    def written(self) -> dict[str, int]:
-        """Bytes that were persisted, for each stream; of a tail also those that are gone by now."""
-        return {name: stream.extent().total for name, stream in self._streams.items()}
-
-    def line_ends(self) -> dict[str, int]:
-        """How many of those bytes are line ends, for each stream that was written here."""
-        return {name: count for name, stream in self._streams.items() if (count := stream.line_ends) is not None}
-
-    def set_cap(self, cap: int) -> None:
-        """Changes the cap of every stream while it is written: of all of them or of none. Blocks while a write is under way.
-
-        Raises: InvalidRequest where a stream has more than that already, or keeps its tail.
-        """
-        with contextlib.ExitStack() as held:
-            for writer in self._writers.values():
-                held.enter_context(writer.between_writes())
-            for stream in self._streams.values():
-                stream.check_cap(cap)
-            for stream in self._streams.values():
-                stream.cap = cap
-
-    def close(self, *, sync: bool = False) -> tuple[SinkFailed, ...]:
-        """Finish all streams and report those whose sink failed; never raises, and may be called again.
-
-        The writers' threads must have ended. Reading stays possible.
-        """
-        with self._lock:
-            failures: list[SinkFailed] = []
-            for writer in self._writers.values():
-                try:
-                    writer.close(sync=sync)
-                except SinkFailed as failure:
-                    failures.append(failure)
-            # Neither needs space, so an account can be closed on a full disk: the time of the file is when the job ended.
-            for step in (self._stamp, self._unmark):
-                try:
-                    step()
-                except OSError:
-                    continue
-            on_close, self._on_close = self._on_close, None
-        if on_close is not None:
-            on_close(self)
-        return tuple(failures)
-
-    def release(self) -> None:
-        """Let go of the directory at once; nothing can be read through this account afterwards."""
-        self._directory.close()
-
-    def _stamp(self) -> None:
-        os.utime(_OPEN, dir_fd=self._directory.fd, follow_symlinks=False)
-
-    def _unmark(self) -> None:
-        os.rename(_OPEN, _TERMS, src_dir_fd=self._directory.fd, dst_dir_fd=self._directory.fd)
 
 
 class Bank:
@@ -225,7 +89,7 @@ class Bank:
         made: dict[str, tuple[Stream, StreamWriter]] = {}
         try:
             if spare is None:
-                opened = create_file(directory, _OPEN)
+                opened = create_file(directory, OPEN)
                 try:
                     write_all(opened, text)
                 finally:
@@ -257,7 +121,7 @@ class Bank:
 
     def make_spare(self, streams: tuple[str, ...]) -> None:
         """Make the next job's directory ahead, for these streams; never raises."""
-        self._spares.make(_OPEN, streams)
+        self._spares.make(OPEN, streams)
 
     def sweep_spares(self) -> None:
         """Remove the spare of a bank that was not closed; for its one writer, before it writes. Raises: OSError."""
@@ -304,14 +168,14 @@ class Bank:
                 field="job_id",
                 hint="it was never started, or its output was purged",
             )
-        terms = _read_terms(directory, job_id)
+        terms = read_terms(directory, job_id)
         if terms is None:
             raise StateError(
-                f"{os.path.join(directory.path, _TERMS)!r} is missing or damaged",
+                f"{os.path.join(directory.path, TERMS)!r} is missing or damaged",
                 hint="the stream files beside it can still be read by hand",
             )
         streams = {
-            name: Stream.load(directory, name, cap=terms.cap, overflow=terms.overflow, still_open=lambda: _exists(directory, _OPEN))
+            name: Stream.load(directory, name, cap=terms.cap, overflow=terms.overflow, still_open=lambda: exists(directory, OPEN))
             for name in terms.streams
         }
         return Account(directory, terms, streams, {})
@@ -364,10 +228,10 @@ class Bank:
             if directory is None:
                 continue
             try:
-                ended_at = os.stat(_TERMS, dir_fd=directory.fd, follow_symlinks=False).st_mtime
+                ended_at = os.stat(TERMS, dir_fd=directory.fd, follow_symlinks=False).st_mtime
             except OSError:
                 ended_at = directory.stat().st_mtime
-            held = name in wanted or name in self._live or _exists(directory, _OPEN)
+            held = name in wanted or name in self._live or exists(directory, OPEN)
             kept.append(Kept(name, "job", ended_at, disk_use(directory), held))
         return tuple(kept)
 
@@ -382,26 +246,6 @@ def _reporting_to(bank: Bank) -> Callable[[Account], None]:
             kept._settled(account)  # noqa: SLF001  # the bank's own function, only written outside of it
 
     return settled
-
-
-def _read_terms(directory: Directory, job_id: str) -> Terms | None:
-    # In this order: when it is closed meanwhile, the second name is there.
-    data = read_small(directory, _OPEN, 65_536) or read_small(directory, _TERMS, 65_536)
-    try:
-        terms = Terms.model_validate(json.loads(data)) if data is not None else None
-    except ValueError:
-        return None
-    if terms is None or terms.job_id != job_id or not all(map(is_safe_id, terms.streams)):
-        return None
-    return terms
-
-
-def _exists(directory: Directory, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
-    except OSError:
-        return False
-    return True
 
 
 def disk_use(directory: Directory) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stockade.bank.bank import Account
+from stockade.bank.account import Account
 from stockade.jobs.records import Usage
 from stockade.launcher.scratch import Filling
 from stockade.sandbox import counters

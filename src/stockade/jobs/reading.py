@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable
 from typing import TypeVar
 
-from stockade.bank.bank import Account
+from stockade.bank.account import Account
 from stockade.bank.cursors import SHARED, Increment
 from stockade.bank.windows import DEFAULT_CHARS, MAX_BYTES, BytePage, Page, StreamReader, Tail
 from stockade.jobs import arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stockade.bank.bank import Account
+from stockade.bank.account import Account
 from stockade.jobs.records import JobRecord, Usage
 from stockade.launcher.outcome import Exited, Outcome
 

@@ -17,7 +17,7 @@ from typing import Any, Final, ParamSpec
 
 from pydantic import JsonValue
 
-from stockade.bank.bank import Account
+from stockade.bank.account import Account
 from stockade.bank.streams import Overflow, SinkFailed
 from stockade.errors import LaunchFailed, StockadeError
 from stockade.jobs.accounting import record_usage
