@@ -168,7 +168,9 @@ async def test_a_kill_reaches_the_last_descendant(mode: str, workspace: Path) ->
 async def test_a_cancelled_call_ends_its_command_and_no_other(mode: str, workspace: Path) -> None:
     async with over_stdio("--workspace", str(workspace), mode=mode) as client:
         other = id_in(await text_of(client, "bash", command="while true; do echo . >> other; sleep 0.02; done", background=True))
-        call = asyncio.create_task(client.call_tool("bash", {"command": "setsid sh -c 'while true; do echo . >> mine; sleep 0.02; done'"}))
+        call = asyncio.create_task(
+            client.call_tool("bash", {"command": "setsid sh -c 'while true; do echo . >> mine; sleep 0.02; done' & wait"})
+        )
         await eventually(lambda: (workspace / "mine").exists(), "the command runs")
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
