@@ -96,7 +96,7 @@ async def examine(config: Config) -> Report:
 
 
 def _look(config: Config, facts: Facts) -> list[Check]:
-    checks = [_architecture(facts)]
+    checks = [_architecture(facts), _security_modules(facts)]
     identity, check = _identity()
     checks.append(check)
     base, check = _cgroup_base(config, facts, is_root=identity is Identity.RANGE)
@@ -123,6 +123,19 @@ def _architecture(facts: Facts) -> Check:
         f"there are no system call tables for {facts.machine}",
         f"use one of {', '.join(_ARCHITECTURES)}",
     )
+
+
+def _security_modules(facts: Facts) -> Check:
+    """Those that decide about what sandboxes are made of, by name; nothing is wrong with having any of them, or none."""
+    name = "security.modules"
+    if not facts.security_modules:
+        return Check(name, None, "the kernel names none, or /sys/kernel/security is not mounted", required=False)
+    notes = {
+        "apparmor": f"confines us by {facts.apparmor_profile!r}" if facts.apparmor_profile else "does not confine us",
+        "yama": f"ptrace_scope {facts.ptrace_scope}",
+    }
+    told = (f"{each} ({notes[each]})" if each in notes else each for each in facts.security_modules)
+    return Check(name, True, ", ".join(told), required=False)
 
 
 def _identity() -> tuple[Identity | None, Check]:

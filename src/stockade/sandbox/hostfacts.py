@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 from stockade.sandbox.mounts import unescape
 
@@ -52,6 +53,9 @@ class Facts:
     v1_bound: frozenset[str] = frozenset()  # controllers that version 1 holds, mounted in sight or not
     container: str | None = None
     is_chrooted: bool = False
+    security_modules: tuple[str, ...] = ()  # in the order in which the kernel asks them; empty where it does not tell
+    apparmor_profile: str | None = None  # the one that confines this process
+    ptrace_scope: int | None = None  # kernel.yama.ptrace_scope
 
 
 def collect() -> Facts:
@@ -75,7 +79,25 @@ def collect() -> Facts:
         v1_bound=v1_bound(_read("/proc/cgroups")),
         container=next((what for mark, what in _CONTAINER_MARKS if os.path.exists(mark)), None),
         is_chrooted=bool(mounts) and all(mount.point != "/" for mount in mounts),
+        **_security(),
     )
+
+
+def _security() -> dict[str, Any]:
+    """What the kernel's security modules say of themselves: Documentation/admin-guide/LSM, apparmor(7)."""
+    listed = _read("/sys/kernel/security/lsm").strip()  # there only where securityfs is mounted
+    modules = listed.split(",") if listed else []
+    if not modules and _read("/sys/module/apparmor/parameters/enabled").strip() == "Y":
+        modules.append("apparmor")
+    scope = _read("/proc/sys/kernel/yama/ptrace_scope").strip()
+    if scope and "yama" not in modules:
+        modules.append("yama")
+    profile = _read("/proc/self/attr/apparmor/current").strip("\0\n") if "apparmor" in modules else ""
+    return {
+        "security_modules": tuple(modules),
+        "apparmor_profile": profile if profile and profile != "unconfined" else None,
+        "ptrace_scope": int(scope) if scope.isdigit() else None,
+    }
 
 
 def parse_mounts(mountinfo: str) -> list[Mount]:
