@@ -20,6 +20,12 @@ WAYS = {
     # One byte in each 2 MiB: the zero page counts for nobody, the tables that lead to it are a page each.
     "page tables": "import mmap\nm = mmap.mmap(-1, 128 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)\n"
     "m.madvise(15)\nfor n in range(0, 128 << 30, 2 << 20): m[n]",
+    "shared memory without a name": "import mmap\nm = mmap.mmap(-1, 256 << 20)\nfor n in range(8): m.write(bytes(32 << 20))",
+    "a closed memory file that is mapped": "import ctypes, os\nc = ctypes.CDLL(None); c.mmap.restype = ctypes.c_void_p\n"
+    "fd = os.memfd_create('x'); os.truncate(fd, 256 << 20)\n"
+    "m = c.mmap(None, ctypes.c_size_t(256 << 20), 3, 1, fd, ctypes.c_long(0)); os.close(fd); ctypes.memset(ctypes.c_void_p(m), 1, 256 << 20)",
+    "a memory file, open and mapped": "import mmap, os\nfd = os.memfd_create('x'); os.truncate(fd, 256 << 20); m = mmap.mmap(fd, 256 << 20)\n"
+    "for n in range(8): m.write(bytes(32 << 20))",
     "children": "import os, time\nfor n in range(4):\n if os.fork() == 0:\n  data = bytearray(64 << 20); time.sleep(6); os._exit(0)",
 }
 SYSTEM_V = """
@@ -54,6 +60,17 @@ async def test_the_same_program_within_its_limit_ends_by_itself(way: str) -> Non
 async def test_pages_that_processes_share_count_once() -> None:
     share = "import mmap, os, time\nm = mmap.mmap(-1, 48 << 20); m.write(bytes(48 << 20))\nfor n in range(6):\n if os.fork() == 0:\n"
     share += "  sum(m[i] for i in range(0, 48 << 20, 4096)); time.sleep(1); os._exit(0)\nfor n in range(6): os.wait()\nprint('done')"
+    async with Executor(policy(LIMIT)) as executor:
+        result = await executor.run(python(share))
+    assert (result.outcome, result.stdout) == (Exited(0), b"done\n")
+
+
+async def test_a_memory_file_that_is_mapped_and_open_counts_once() -> None:
+    share = "import mmap, os\nfd = os.memfd_create('x'); os.truncate(fd, 48 << 20); m = mmap.mmap(fd, 48 << 20); m.write(bytes(48 << 20))\n"
+    share += (
+        "f = os.open('/tmp/y', os.O_CREAT | os.O_RDWR); os.truncate(f, 24 << 20); n = mmap.mmap(f, 24 << 20); n.write(bytes(24 << 20))\n"
+    )
+    share += "import time; time.sleep(1); print('done')"
     async with Executor(policy(LIMIT)) as executor:
         result = await executor.run(python(share))
     assert (result.outcome, result.stdout) == (Exited(0), b"done\n")

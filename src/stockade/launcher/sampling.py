@@ -1,9 +1,10 @@
 """Memory of a whole process tree where no memory controller counts it.
 
 Counted are the resident pages of every process and its page tables, the memory files that they hold open (memfd_create(2), unlinked
-shared memory), and what lies in the job's own tmpfs mounts. Resident sizes are summed first: they can only be too large, since shared
-pages count once a process, and they cost a hundredth. Only a tree that seems to be over its limit is looked at page by page, by
-proportional set size (smaps_rollup in proc_pid_smaps(5)), in which every shared page counts once.
+shared memory), what lies in the job's own tmpfs mounts, and shared memory that is only mapped (mmap(2) with MAP_SHARED, a memory file
+that was closed, System V). Resident sizes are summed first: they can only be too large, since shared pages count once a process, and
+they cost a hundredth. Only a tree that seems to be over its limit is looked at page by page, by proportional set size (smaps_rollup in
+proc_pid_smaps(5)), in which every shared page counts once, and only where shared memory decides, mapping by mapping (smaps).
 
 Not seen: System V segments that nobody has attached (init bounds them by kernel.shmall), and memory files that are only in flight
 between two processes; what lies in the buffers of sockets and pipes.
@@ -13,12 +14,14 @@ from __future__ import annotations
 
 import functools
 import os
+from dataclasses import dataclass
 
 import psutil
 
 from stockade.sandbox.cgroup import Leaf
 
 _BLOCK = 512  # bytes of st_blocks, whatever the file system's own block is (stat(2))
+_MAX_MAPPINGS = 20_000  # looked at in one go: about 0.2 s
 _MAX_FILES = 4096  # memory files looked at in one go; a job has at most `open_files` in each process
 
 
@@ -27,12 +30,25 @@ def tree_memory(leaf: Leaf, limit: int, scratch: int) -> int:
     be above. Blocks.
     """
     processes = _processes(leaf)
-    rest = scratch + _memory_file_bytes(processes) + sum(_page_tables(process) for process in processes)
+    memory_files = _memory_files(processes)
+    rest = scratch + sum(memory_files.values()) + sum(_page_tables(process) for process in processes)
     total = sum(_resident(process) for process in processes) + rest
     if total <= limit:
         return total
-    # Pages of files are in `rest` already, mapped or not.
-    return min(total, sum(_proportional_without_files(process) for process in processes) + rest)
+    parts = [_proportional(process) for process in processes]
+    # Pages of files are in `rest` already, mapped or not; those of shared memory without a descriptor are not.
+    private, shared = sum(part.private for part in parts) + rest, sum(part.shared for part in parts)
+    if private > limit or private + shared <= limit:
+        return min(total, private + shared)
+    return min(total, private + _mapped_alone(processes, memory_files, at_most=shared))
+
+
+@dataclass(frozen=True, slots=True)
+class _Proportional:
+    """Bytes of one process, each shared page by its share: those of shared memory, mapped files of a tmpfs among it, and all others."""
+
+    private: int
+    shared: int
 
 
 def _processes(leaf: Leaf) -> list[psutil.Process]:
@@ -61,20 +77,49 @@ def _page_tables(process: psutil.Process) -> int:
         return 0
 
 
-def _proportional_without_files(process: psutil.Process) -> int:
-    """Proportional resident and swapped bytes but for those of shared memory; the resident size where it cannot be read."""
+def _proportional(process: psutil.Process) -> _Proportional:
+    """Proportional resident and swapped bytes; the resident size where it cannot be read."""
     try:
         with open(f"/proc/{process.pid}/smaps_rollup", encoding="ascii", errors="replace") as rollup:
             fields = {
                 name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in rollup) if rest.strip().endswith("kB")
             }
     except (OSError, ValueError, IndexError):
-        return _resident(process)  # init cannot be looked into when rootless
-    return 1024 * (fields.get("Pss", 0) - fields.get("Pss_Shmem", 0) + fields.get("SwapPss", 0))
+        return _Proportional(_resident(process), 0)  # init cannot be looked into when rootless
+    shared = 1024 * fields.get("Pss_Shmem", 0)
+    return _Proportional(1024 * (fields.get("Pss", 0) + fields.get("SwapPss", 0)) - shared, shared)
 
 
-def _memory_file_bytes(processes: list[psutil.Process]) -> int:
-    """Bytes of memory files that are held open, each counted once; files of a disk are none."""
+def _mapped_alone(processes: list[psutil.Process], counted: dict[int, int], *, at_most: int) -> int:
+    """Proportional bytes of shared memory of which no process holds a descriptor that was `counted`.
+
+    `at_most` where there are more mappings than can be looked at in one go: a job with that many is taken to have shared nothing twice.
+    """
+    internal = _memory_file_device()
+    device = f"{os.major(internal):02x}:{os.minor(internal):02x}"
+    found, seen = 0, 0
+    for process in processes:
+        try:
+            with open(f"/proc/{process.pid}/smaps", encoding="ascii", errors="replace") as maps:
+                is_wanted = False
+                for line in maps:
+                    name, *rest = line.split(maxsplit=5)
+                    if not name.endswith(":"):  # a mapping: range, flags, offset, device, inode, name
+                        seen += 1
+                        is_wanted = rest[2] == device and int(rest[3]) not in counted
+                        if seen > _MAX_MAPPINGS:
+                            return at_most
+                    elif is_wanted and name == "Pss:":
+                        found += 1024 * int(rest[0])
+                    elif is_wanted and name == "Anonymous:":  # copied on writing: private
+                        found -= 1024 * int(rest[0])
+        except (OSError, ValueError, IndexError):
+            continue  # it is gone, or may not be looked at: then its resident size was counted
+    return min(max(found, 0), at_most)
+
+
+def _memory_files(processes: list[psutil.Process]) -> dict[int, int]:
+    """Bytes of each memory file that is held open, by inode; files of a disk are none."""
     device = _memory_file_device()
     seen: dict[int, int] = {}
     for process in processes:
@@ -85,14 +130,14 @@ def _memory_file_bytes(processes: list[psutil.Process]) -> int:
             continue
         for number in numbers:
             if len(seen) >= _MAX_FILES:
-                return sum(seen.values())
+                return seen
             try:
                 found = os.stat(f"{directory}/{number}")
             except OSError:
                 continue
             if found.st_dev == device:
                 seen[found.st_ino] = found.st_blocks * _BLOCK
-    return sum(seen.values())
+    return seen
 
 
 @functools.cache
