@@ -14,6 +14,8 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 
+from bench_limits import bench_fairness, bench_overshoot
+
 from stockade import Executor, Policy
 from stockade.config import Config
 
@@ -192,7 +194,15 @@ async def bench_lag() -> None:
     print(f"  peak memory grew by {grown / 1024:.1f} MiB while {written / GIB:.2f} GiB were written")
 
 
-BENCHES = {"run": bench_run, "capture": bench_capture, "pages": bench_pages, "status": bench_status, "lag": bench_lag}
+BENCHES = {
+    "run": bench_run,
+    "capture": bench_capture,
+    "pages": bench_pages,
+    "status": bench_status,
+    "lag": bench_lag,
+    "overshoot": bench_overshoot,
+    "fairness": bench_fairness,
+}
 
 
 def main() -> None:
