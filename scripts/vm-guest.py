@@ -1,7 +1,8 @@
 """Pid 1 of the virtual machine that scripts/vm boots: mounts what a system has, runs one command, writes its status, powers off.
 
 In Python with ctypes, because every process costs much under emulation. Environment: VM_OUT, the one writable directory, which holds
-`command` and gets `status`; VM_KEEP, directories below /tmp that stay visible.
+`command` and gets `status`; VM_KEEP, directories below /tmp that stay visible; VM_USER, the number of an ordinary user who is to run
+the command, in a cgroup that has been delegated as systemd does it.
 """
 
 import ctypes
@@ -17,6 +18,9 @@ libc = ctypes.CDLL(None, use_errno=True)
 NOSUID, NODEV, NOEXEC, BIND, MOVE, REC, PRIVATE = 2, 4, 8, 4096, 8192, 16384, 1 << 18
 POWER_OFF = 0x4321FEDC
 OUT = os.environ["VM_OUT"]
+USER = int(os.environ.get("VM_USER") or 0)
+SLOWNESS = "15"  # plain emulation runs Python 10 to 16 times slower
+CGROUPS = "/sys/fs/cgroup"
 
 
 def mount(source, target, fstype=None, flags=0, options=None):
@@ -27,10 +31,17 @@ def mount(source, target, fstype=None, flags=0, options=None):
         raise OSError(error, os.strerror(error), target)
 
 
+def write(path, text):
+    with open(path, "w") as file:
+        file.write(text)
+
+
 def mount_all():
+    global OUT
     plain = NOSUID | NODEV | NOEXEC
     mount("proc", "/proc", "proc", plain)
     mount("sys", "/sys", "sysfs", plain)
+    mount("securityfs", "/sys/kernel/security", "securityfs", plain)
     if not os.path.exists("/dev/full"):
         mount("dev", "/dev", "devtmpfs", NOSUID)
     mount("devpts", "/dev/pts", "devpts", NOSUID | NOEXEC, "mode=620,ptmxmode=666")
@@ -40,14 +51,16 @@ def mount_all():
             os.symlink(target, f"/dev/{name}")
     mount(None, "/", None, REC | PRIVATE)
     mount("run", "/run", "tmpfs", NOSUID | NODEV, "mode=755")
-    below_tmp = [path for path in dict.fromkeys([*os.environ.get("VM_KEEP", "").split(":"), OUT]) if path.startswith("/tmp/")]
+    mount(OUT, "/run/out", None, BIND)
+    below_tmp = [path for path in dict.fromkeys(os.environ.get("VM_KEEP", "").split(":")) if path.startswith("/tmp/")]
     for number, path in enumerate(below_tmp):
         mount(path, f"/run/keep/{number}", None, BIND | REC)
-    mount("tmp", "/tmp", "tmpfs", NOSUID | NODEV, "mode=1777")
-    mount("vartmp", "/var/tmp", "tmpfs", NOSUID | NODEV, "mode=1777")
+    mount("tmp", "/tmp", "tmpfs", NOSUID, "mode=1777")
+    mount("vartmp", "/var/tmp", "tmpfs", NOSUID, "mode=1777")
     for number, path in enumerate(below_tmp):
         mount(f"/run/keep/{number}", path, None, MOVE)
-    mount("cgroup2", "/sys/fs/cgroup", "cgroup2", plain, "nsdelegate,memory_recursiveprot")
+    OUT = "/run/out"
+    mount("cgroup2", CGROUPS, "cgroup2", plain, "nsdelegate,memory_recursiveprot")
 
 
 def loopback_up():
@@ -55,14 +68,44 @@ def loopback_up():
         fcntl.ioctl(control, 0x8914, struct.pack("16sh14x", b"lo", 0x41))
 
 
+def delegate(user):
+    """What `Delegate=yes` on user@.service gives: every controller, and the directory with three of its files. Returns its path."""
+    path = CGROUPS
+    for name in ("user.slice", f"user-{user}.slice", f"user@{user}.service"):
+        with open(f"{path}/cgroup.controllers") as controllers:
+            write(f"{path}/cgroup.subtree_control", " ".join(f"+{each}" for each in controllers.read().split()))
+        path += f"/{name}"
+        os.mkdir(path)
+    for name in ("", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"):
+        os.chown(f"{path}/{name}", user, user)
+    return path
+
+
+def become(user, home):
+    """The command's process enters the delegated cgroup and gives up everything."""
+    write(f"{CGROUPS}/user.slice/user-{user}.slice/user@{user}.service/cgroup.procs", "0")
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    os.chdir(home)
+
+
 def run_command():
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    environment = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1", "STOCKADE_VM": "1"}
+    home = f"/run/user/{USER}" if USER else "/root"
+    environment = {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1", "STOCKADE_VM": "1"}
+    environment["STOCKADE_TEST_SLOWNESS"] = SLOWNESS
+    if USER:
+        os.makedirs(home)
+        os.chown(home, USER, USER)
+        delegate(USER)
     command = os.fork()
     if command == 0:
         try:
             os.setsid()
             os.chdir("/tmp")
+            if USER:
+                become(USER, home)
             os.execve("/bin/bash", ["bash", f"{OUT}/command"], environment)
         finally:
             os._exit(126)
@@ -77,6 +120,7 @@ status = 125
 try:
     mount_all()
     socket.sethostname("vm")
+    write("/proc/sys/kernel/yama/ptrace_scope", "1")  # Debian leaves it at 0; with 1 it refuses something
     loopback_up()
     status = run_command()
 except BaseException:

@@ -20,8 +20,9 @@ from blockbuster import BlockBuster, blockbuster_ctx
 
 from stockade.sandbox import cgroup, delegation
 from support.leaks import Leftovers
+from support.waiting import SLOWNESS
 
-SETTLE = 10.0  # seconds within which what a test made must be gone
+SETTLE = 10.0 * SLOWNESS  # seconds within which what a test made must be gone
 OPTIONAL = {
     "g++",
     "gcc",
@@ -35,13 +36,22 @@ OPTIONAL = {
     "rustc",
     "sqlite3",
 }  # what tests/kernel/test_toolchains.py tries
+_ROOTS = re.compile(r"(?:Skipped: )?.*\b(?:only root|needs root)\b.*")
 _WANT = re.compile(r"(?:Skipped: )?not installed below /usr: ([\w+]+(?:, [\w+]+)*)")
 
 
 def may_skip(reason: str) -> bool:
-    """True where the reason is that optional programs are missing, each of them named."""
+    """True where the reason is that optional programs are missing, each of them named, or that an ordinary user has no root's power."""
+    if os.geteuid() != 0 and _ROOTS.fullmatch(reason):
+        return True
     found = _WANT.fullmatch(reason)
     return found is not None and set(found[1].split(", ")) <= OPTIONAL
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Stretches the bound of each test where the machine is slow; before pytest-timeout reads it, which does so at the first test."""
+    if SLOWNESS != 1 and config.getoption("timeout", None) is None:
+        config.option.timeout = float(config.getini("timeout")) * SLOWNESS
 
 
 @pytest.hookimpl(wrapper=True)

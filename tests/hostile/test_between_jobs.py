@@ -15,8 +15,9 @@ from stockade.executor import Job
 from stockade.launcher.outcome import Exited, Signaled
 from support.attacks import outside, payload, within
 from support.programs import python, shell
+from support.waiting import SLOWNESS
 
-BOUND = 20  # seconds
+BOUND = 20 * SLOWNESS  # seconds
 
 
 async def first_line(job: Job) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from stockade.bank.trees import remove_tree
 from support import supervisor
 from support.corpus import observed, place, verdict
 from support.programs import PYTHON
+from support.waiting import SLOWNESS
 
-BOUND = 60  # seconds
+BOUND = 60 * SLOWNESS  # seconds
 
 
 @pytest.mark.case("d01")

@@ -18,6 +18,7 @@ from stockade.launcher.outcome import Exited, Killed, OutOfMemory, TimedOut
 from support.corpus import observed, place, verdict
 from support.limits import MIB, amounts, answer_times, trivial_time, until_said
 from support.programs import TRUE, python, shell
+from support.waiting import SLOWNESS
 
 THREADS = """
 import _thread, os, time
@@ -31,7 +32,7 @@ SLEEP = ["/usr/bin/sleep", "60"]
 
 
 def policy(workspace: Path, **limits: object) -> Policy:
-    return Policy(workspace=str(workspace), limits={"wall_time": 40, "grace": 0.3, **limits})
+    return Policy(workspace=str(workspace), limits={"wall_time": 40 * SLOWNESS, "grace": 0.3, **limits})
 
 
 def resident() -> int:
@@ -84,7 +85,7 @@ async def test_a_full_process_limit_holds_up_nothing_of_ours(workspace: Path) ->
         assert crowd is not None
         assert len(await asyncio.to_thread(crowd.leaf.processes)) <= 65  # and init
         record = await job.kill()
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 15 * SLOWNESS
         assert isinstance(record.outcome, Killed)
         threads = await executor.run(python(THREADS))
         assert threads.stdout == b"63\n"  # with the main thread: 64
@@ -95,7 +96,7 @@ async def test_a_full_process_limit_ends_by_the_deadline(workspace: Path) -> Non
     async with Executor(policy(workspace, processes=64, wall_time=2)) as executor:
         began = time.monotonic()
         result = await executor.run([place("c04", workspace)])
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 15 * SLOWNESS
     assert isinstance(result.outcome, TimedOut)
 
 
@@ -108,8 +109,8 @@ async def test_spinning_on_every_core_starves_neither_supervisor_nor_jobs(worksp
         jobs = [await executor.start([program], env={"LIFE": "6"}) for _ in range(3)]
         for job in jobs:
             await until_said(executor, job, b"READY")
-        assert max(await answer_times(executor, idle)) < 2
-        assert await trivial_time(executor) < 15
+        assert max(await answer_times(executor, idle)) < 2 * SLOWNESS
+        assert await trivial_time(executor) < 15 * SLOWNESS
         record = await limited.wait()
         assert isinstance(record.outcome, TimedOut)
         assert 3.5 < (record.duration or 0) < 15  # without a cpu controller all share two cores
@@ -202,7 +203,7 @@ async def test_files_with_more_size_than_bytes_are_refused_by_size(workspace: Pa
     before, began = await asyncio.to_thread(resident), time.monotonic()
     harvest = await asyncio.to_thread(taken, workspace, tmp_path / "stored")
     asked = await asyncio.to_thread(taken, workspace, tmp_path / "asked", ["c08.1TiB", "c08.4GiB-tail"])
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 5 * SLOWNESS
     assert await asyncio.to_thread(resident) - before < 64 * MIB
     made = {path.name for path in workspace.iterdir() if path.stat().st_size > 1 << 30}
     assert made >= {"c08.4GiB-tail"}
@@ -220,7 +221,7 @@ async def test_descriptors_used_up_by_four_jobs_are_missed_by_nobody_else(worksp
         jobs = [await executor.start([program]) for _ in range(4)]
         for job in jobs:
             await until_said(executor, job, b"then=Too many open files")
-        assert max(await answer_times(executor, jobs[0], count=10)) < 0.2
+        assert max(await answer_times(executor, jobs[0], count=10)) < 0.2 * SLOWNESS
         fresh = "import os, select, ctypes\nfor n in range(50): os.pipe()\nselect.epoll(); assert ctypes.CDLL(None).inotify_init() > 0; print('ok')"
         assert (await executor.run(python(fresh))).stdout == b"ok\n"
         results = await asyncio.gather(*(job.result() for job in jobs))
@@ -239,7 +240,7 @@ async def test_whatever_a_job_leaves_can_be_listed_and_is_removed(workspace: Pat
     assert {observed(result.stdout, "immutable"), observed(result.stdout, "append-only")} <= {"EPERM", "EACCES", "ENOTTY", "EOPNOTSUPP"}
     odd = {os.fsencode(name) for name in os.listdir(workspace / "c12")}
     assert odd >= {b"-rf", b"new\nline", b"bad\xff\xfeutf8", b"x" * 255, b" ", b"*", b"$(id)", b"..."}
-    async with asyncio.timeout(10):  # nobody writes to the fifo
+    async with asyncio.timeout(10 * SLOWNESS):  # nobody writes to the fifo
         harvest = await asyncio.to_thread(taken, workspace, tmp_path / "stored")
     assert {os.fsencode(each.path) for each in harvest.taken} >= {b"c12/bad\xff\xfeutf8", b"c12/new\nline", b"c12/gomod/pkg@v1/sub/x.go"}
     refused = {refusal.path: refusal.reason for refusal in harvest.refused}

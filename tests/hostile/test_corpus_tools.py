@@ -13,6 +13,7 @@ import pytest
 
 from stockade import Executor, Policy
 from support.corpus import observed, place, verdict
+from support.waiting import SLOWNESS
 
 GIT = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
@@ -57,7 +58,7 @@ async def test_git_works_in_a_repository_of_the_host(workspace: Path) -> None:
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
-            ["git", "-C", str(repository), *arguments], env=environment, capture_output=True, text=True, timeout=60, check=True
+            ["git", "-C", str(repository), *arguments], env=environment, capture_output=True, text=True, timeout=60 * SLOWNESS, check=True
         )
         return done.stdout.strip()
 
@@ -83,6 +84,7 @@ async def test_servers_and_clients_of_one_job_meet_and_two_jobs_may_use_one_port
 
 
 @pytest.mark.case("e06")
+@pytest.mark.measures_time
 async def test_multiprocessing_has_its_semaphores_and_shared_memory(workspace: Path) -> None:
     before = sorted(os.listdir("/dev/shm"))
     outputs = await run(Policy(), workspace, "e06", copies=2)
@@ -129,6 +131,7 @@ async def test_the_signal_state_of_a_job_is_that_of_a_login_shell(workspace: Pat
 
 
 @pytest.mark.case("e13")
+@pytest.mark.measures_time
 @pytest.mark.parametrize("seccomp", ["default", "debug"])
 async def test_tools_that_need_power_work_or_end_at_once_with_a_message(workspace: Path, seccomp: str) -> None:
     (output,) = await run(Policy(seccomp=seccomp), workspace, "e13")

@@ -15,6 +15,7 @@ from stockade.launcher.outcome import Exited, Killed
 from support.attacks import inside, within
 from support.corpus import place, verdict
 from support.programs import shell
+from support.waiting import SLOWNESS
 
 
 async def test_a_fork_bomb_is_held_at_the_limit_of_processes() -> None:
@@ -45,7 +46,7 @@ def _zombies() -> list[int]:
 async def test_orphans_are_reaped_and_unreaped_children_hold_nothing_up(workspace: Path) -> None:
     async with Executor(Policy(workspace=str(workspace))) as executor:
         result = await executor.run([place("a08", workspace)])
-        async with asyncio.timeout(10):  # init's own end may be a moment ahead of the fork server's look at it
+        async with asyncio.timeout(10 * SLOWNESS):  # init's own end may be a moment ahead of the fork server's look at it
             while _zombies():
                 await asyncio.sleep(0.02)
     assert verdict(result.stdout) == "PASS"
@@ -61,7 +62,7 @@ async def test_a_thousand_orphans_are_reaped_within_a_limit_of_sixteen() -> None
 async def test_a_process_in_uninterruptible_sleep_goes_with_the_kill(workspace: Path) -> None:
     async with Executor(Policy(workspace=str(workspace), env={"LIFE": "30"})) as executor:
         job = await executor.start([place("a09", workspace)])
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(15 * SLOWNESS):
             async for piece in job.follow():
                 if b"READY" in piece:
                     assert b"state=D" in piece
@@ -78,13 +79,13 @@ async def test_frozen_and_stopped_processes_go_with_the_kill() -> None:
         frozen = await executor.start(shell("trap '' TERM; echo ready; while :; do sleep 0.05; done"))
         stopped = await executor.start(shell("for i in 1 2 3; do sleep 30 & done; echo ready; kill -STOP -1 $$"))
         for job in (frozen, stopped):
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(15 * SLOWNESS):
                 async for _ in job.follow():
                     break
         tree = executor._live[frozen.id].tree
         assert tree is not None
         await asyncio.to_thread(tree.leaf.freeze, frozen=True)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(15 * SLOWNESS):
             records = await asyncio.gather(frozen.kill(grace=0.2), stopped.kill(grace=0.2))
         assert await executor.run(["/usr/bin/true"])
     assert [record.outcome.kind for record in records if record.outcome is not None] == ["killed", "killed"]

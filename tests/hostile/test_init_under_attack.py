@@ -12,6 +12,7 @@ from stockade import Executor, Policy
 from stockade.launcher.outcome import Exited, Signaled
 from support.attacks import inside, payload, unfiltered, within
 from support.programs import python, shell
+from support.waiting import SLOWNESS
 
 READ = ("mem", "maps", "environ", "cmdline", "auxv", "fd/0", "root/.", "cwd/.", "exe", "ns/pid", "task/1/mem", "status")
 
@@ -65,7 +66,7 @@ while time.time() < end:
     pass
 """
     policy = Policy(limits={"wall_time": 0.5, "grace": 0.1})
-    async with Executor(policy) as executor, asyncio.timeout(15):
+    async with Executor(policy) as executor, asyncio.timeout(15 * SLOWNESS):
         result = await executor.run(python(burn))
     assert result.outcome.kind == "timed_out"
 
@@ -95,7 +96,7 @@ for _ in range(4):
 time.sleep(0.5)
 os._exit(7)
 """
-    async with Executor(Policy()) as executor, asyncio.timeout(15):
+    async with Executor(Policy()) as executor, asyncio.timeout(15 * SLOWNESS):
         result = await executor.run(python(flood))
     assert result.outcome == Exited(7)
     assert result.record.duration is not None

@@ -23,9 +23,10 @@ from stockade.tools.git_toolset import register_git_tools
 from stockade.tools.toolset import Toolset
 from support.programs import python, shell
 from support.repositories import make_repository
+from support.waiting import SLOWNESS
 
 SECRET = "host-secret"
-BOUND = 20  # seconds
+BOUND = 20 * SLOWNESS  # seconds
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from stockade.config import from_environment
 from stockade.errors import InvalidRequest
 from stockade.launcher.outcome import Exited, OutputLimited
 from support.corpus import observed, place
-from support.waiting import BOUND, grows
+from support.waiting import BOUND, SLOWNESS, grows
 
 MIB = 1 << 20
 GROWTH = 64 * MIB  # of the supervisor's memory
@@ -30,7 +30,7 @@ SLEEP = ["/usr/bin/sleep", "60"]
 
 
 def policy(workspace: Path, **changes: object) -> Policy:
-    return Policy(workspace=str(workspace), limits={"wall_time": 60, "grace": 0.3}).replace(**changes)
+    return Policy(workspace=str(workspace), limits={"wall_time": 60 * SLOWNESS, "grace": 0.3}).replace(**changes)
 
 
 async def start(executor: Executor, case: str, workspace: Path, **env: str) -> Job:
@@ -82,7 +82,7 @@ async def test_a_flood_costs_its_cap_and_nobody_else(workspace: Path, overflow: 
         record, data, tail = await job.wait(), await kept(executor, job), await executor.tail(job.id)
         increment = await executor.read_new(job.id)
         await idle.kill()
-    assert max(waits) < 0.3
+    assert max(waits) < 0.3 * SLOWNESS
     assert growth < GROWTH
     if overflow == "kill":
         assert record.outcome is not None
@@ -212,7 +212,7 @@ async def test_one_line_of_32_mib_is_kept_whole_and_its_tail_stays_small(workspa
         while not ended:
             began = time.monotonic()
             tail = await executor.tail(job.id, chars=2000)
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < 0.5 * SLOWNESS
             assert len(tail.content) <= 2000
             ended = (await job.wait(0.3)).settled
         assert (await job.wait()).outcome == Exited(0)
@@ -260,7 +260,7 @@ async def test_a_program_that_nobody_reads_is_never_held_at_the_cap(workspace: P
         assert not done.exists()
         return
     assert record.outcome == Exited(0)
-    assert float((await asyncio.to_thread(done.read_text)).removeprefix("slowest_write=")) < 1
+    assert float((await asyncio.to_thread(done.read_text)).removeprefix("slowest_write=")) < 1 * SLOWNESS
     assert stderr == b"stderr after the flood\n"
     assert tail.total_bytes == 3200 * 65536 + 4
     assert record.stdout_bytes == cap <= len(stdout) <= most(cap)
@@ -319,7 +319,7 @@ async def test_pollers_with_places_of_their_own_get_each_byte_once(workspace: Pa
     async with Executor(policy(workspace, merge_streams=merged)) as executor:
         job = await start(executor, "b10", workspace)
         expected = {"output": both} if merged else {"stdout": stdout, "stderr": stderr}
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(40 * SLOWNESS):
             answers = await asyncio.gather(
                 *(poll for name in expected for poll in (incremental("one", name), incremental("two", name), by_offset(name)))
             )

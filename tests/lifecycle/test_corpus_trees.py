@@ -12,7 +12,7 @@ from stockade import Executor, Job, Policy
 from stockade.launcher.outcome import Exited, Killed
 from support.corpus import place, verdict
 from support.survivors import members
-from support.waiting import BOUND, eventually, grows
+from support.waiting import BOUND, SLOWNESS, eventually, grows
 
 KILLED = Killed(by="caller", detail="SIGTERM by the caller")
 
@@ -41,7 +41,7 @@ async def nothing_is_left(executor: Executor) -> None:
 
 @pytest.fixture
 def policy(workspace: Path) -> Policy:
-    return Policy(workspace=str(workspace), limits={"wall_time": 30, "processes": 512})
+    return Policy(workspace=str(workspace), limits={"wall_time": 30 * SLOWNESS, "processes": 512})
 
 
 @pytest.mark.case("a01")
@@ -61,7 +61,7 @@ async def test_escalation_does_not_stop_when_the_leader_is_gone(policy: Policy, 
         await until_ready(executor, job)
         began = time.monotonic()
         record = await job.kill(grace=2)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 4 * SLOWNESS
         assert record.outcome == Killed(by="caller", detail="SIGTERM by the caller", signal=15)
         assert not await asyncio.to_thread(grows, [workspace / f"a02.hb.{number}" for number in range(3)], window=0.5)
         await nothing_is_left(executor)
@@ -75,7 +75,7 @@ async def test_a_kill_converges_on_processes_that_replace_themselves(policy: Pol
         await eventually(lambda: (workspace / "a04.gen").exists(), "some hundred generations have passed")
         began = time.monotonic()
         record = await job.kill(grace=1)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 4 * SLOWNESS
         assert isinstance(record.outcome, Killed)
         assert not await asyncio.to_thread(grows, [workspace / "a04.gen"], window=0.5)
         await nothing_is_left(executor)
@@ -86,7 +86,7 @@ async def test_a_grandchild_that_holds_the_pipes_does_not_hold_the_result(policy
     async with Executor(policy) as executor:
         began = time.monotonic()
         result = await (await start(executor, "a05", workspace)).result()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 5 * SLOWNESS
         assert (result.outcome, result.stdout, result.stderr) == (Exited(0), b"before-exit stdout\n", b"before-exit stderr\n")
         await nothing_is_left(executor)
 
@@ -128,9 +128,9 @@ async def test_a_process_in_the_d_state_is_killed_and_asking_never_blocks(policy
         while not killing.done():
             asked = time.monotonic()
             await executor.get(job.id)
-            assert time.monotonic() - asked < 0.3
+            assert time.monotonic() - asked < 0.3 * SLOWNESS
             await asyncio.sleep(0.02)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 3 * SLOWNESS
         assert isinstance((await killing).outcome, Killed)
         await nothing_is_left(executor)
 
@@ -145,7 +145,7 @@ async def test_a_clean_up_gets_its_grace_and_its_last_words_are_kept(
         await until_ready(executor, job)
         began = time.monotonic()
         record = await job.kill(grace=grace)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 5 * SLOWNESS
         assert record.outcome == Killed(by="caller", detail="SIGTERM by the caller", exit_code=code, signal=signal)
         said = (await executor.read_bytes(job.id)).data
         assert said.startswith(b"READY\nCLEANUP-START\n")

@@ -21,7 +21,7 @@ from stockade.jobs.states import JobState
 from stockade.launcher.outcome import Aborted, Exited, Killed, Outcome, OutputLimited, Signaled, TimedOut
 from support.programs import STUBBORN, TRUE, python, shell
 from support.survivors import SURVIVORS, beats
-from support.waiting import BOUND, grows
+from support.waiting import BOUND, SLOWNESS, grows
 
 SLEEP = ["/usr/bin/sleep", "60"]
 # Handles no signal, not even SIGINT.
@@ -160,7 +160,7 @@ async def test_a_command_that_cleans_up_in_the_grace_keeps_its_exit_code_and_las
         record = await job.kill()
         assert record.outcome == by_caller(exit_code=0)
         assert (await executor.read_bytes(job.id)).data == b"ready\nbye\n"
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 5 * SLOWNESS
 
 
 async def test_a_second_kill_with_a_shorter_grace_ends_the_wait_of_the_first() -> None:
@@ -173,7 +173,7 @@ async def test_a_second_kill_with_a_shorter_grace_ends_the_wait_of_the_first() -
             await asyncio.sleep(0.01)
         longer = asyncio.create_task(job.kill(grace=50))
         shorter = await job.kill(grace=0)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 5 * SLOWNESS
         assert shorter.outcome == (await first).outcome == (await longer).outcome == by_caller()
         assert await job.kill() == await executor.get(job.id)  # a kill after the end is a look
 
@@ -225,7 +225,7 @@ async def test_a_wall_clock_limit_of_the_call_is_told_with_its_value() -> None:
     async with Executor(build_policy()) as executor:
         result = await executor.run(SLEEP, timeout=0.4)
     assert result.outcome == TimedOut("wall", 0.4, signal=15)
-    assert 0.4 <= (result.usage.wall or 0) < 2
+    assert 0.4 <= (result.usage.wall or 0) < 2 * SLOWNESS
 
 
 async def test_cpu_time_of_all_processes_together_is_limited() -> None:
@@ -233,7 +233,7 @@ async def test_cpu_time_of_all_processes_together_is_limited() -> None:
     async with Executor(build_policy(cpu_time=0.6)) as executor:
         result = await executor.run(python(spin))
     assert result.outcome == TimedOut("cpu", 0.6, signal=15)
-    assert 0.5 < (result.usage.user or 0) + (result.usage.system or 0) < 2.5
+    assert 0.5 < (result.usage.user or 0) + (result.usage.system or 0) < 2.5 * SLOWNESS
 
 
 async def test_a_job_that_sleeps_uses_no_cpu_time() -> None:
@@ -293,7 +293,7 @@ async def test_a_pipe_that_a_daemon_holds_does_not_hold_the_job() -> None:
     async with Executor(build_policy(wall_time=20)) as executor:
         began = time.monotonic()
         result = await executor.run(shell("echo out; setsid sleep 60 & echo err >&2; exit 4"))
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 3 * SLOWNESS
     assert (result.stdout, result.stderr, result.outcome, result.record.notes) == (b"out\n", b"err\n", Exited(4), ())
 
 

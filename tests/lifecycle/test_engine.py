@@ -25,7 +25,7 @@ from stockade.launcher.outcome import Aborted, Exited, Killed, OutOfMemory, Time
 from stockade.launcher.spawn import ForkServer, run_isolated
 from stockade.sandbox.spec import CgroupLimits
 from support.programs import python, shell
-from support.waiting import BOUND, eventually
+from support.waiting import BOUND, SLOWNESS, eventually
 
 MEMORY = 96 << 20
 # Each waits for the file `go`, then goes over its limit and stays there.
@@ -67,7 +67,7 @@ async def until_the_channel_waits(executor: Executor, number: int) -> None:
 @pytest.mark.parametrize("limit", HOGS)
 async def test_a_limit_holds_while_every_file_thread_is_blocked(limit: str, workspace: Path) -> None:
     """Looks at running jobs shared four threads with reads of files: a busy pool let a job exceed its memory limit."""
-    limits = {"memory": MEMORY, "wall_time": 60, "grace": 0.2} | ({"cpu_time": 0.5} if limit == "cpu" else {})
+    limits = {"memory": MEMORY, "wall_time": 60 * SLOWNESS, "grace": 0.2} | ({"cpu_time": 0.5} if limit == "cpu" else {})
     go = threading.Event()
     async with Executor(Policy(workspace=str(workspace), limits=limits)) as executor:
         job = await executor.start(python(HOG + HOGS[limit]))
@@ -166,7 +166,7 @@ async def test_a_launch_whose_pidfd_has_no_number_left_fails_at_once_and_says_wh
             except OSError:
                 pass
             os.kill(server_of(executor).pid, signal.SIGCONT)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(5 * SLOWNESS):
                 await asyncio.wait({answer})
         record = await job.wait(BOUND)
         assert record.error is not None
@@ -279,7 +279,7 @@ async def test_building_a_sandbox_can_be_cancelled_at_any_moment() -> None:
 
 async def test_a_job_settles_even_where_it_cannot_be_cleaned_up(caplog: pytest.LogCaptureFixture) -> None:
     """An error in cleaning up left the record unsettled for ever."""
-    async with Executor(Policy(limits={"wall_time": 60})) as executor:
+    async with Executor(Policy(limits={"wall_time": 60 * SLOWNESS})) as executor:
         job = await executor.start(shell("echo ready; exec sleep 60"))
         async for _ in job.follow():
             break

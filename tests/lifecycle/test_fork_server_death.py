@@ -16,7 +16,7 @@ from stockade.jobs.states import JobState
 from stockade.launcher.outcome import Exited, Killed, Signaled
 from support.programs import python, shell
 from support.survivors import SURVIVORS, beats, members
-from support.waiting import eventually, grows
+from support.waiting import SLOWNESS, eventually, grows
 
 ROUNDS = 10
 BY_SERVER = Killed(by="foreign", detail="the fork server was killed, and every job with it")
@@ -56,7 +56,7 @@ async def test_no_process_of_any_job_outlives_the_fork_server(workspace: Path) -
             await asyncio.sleep(chance.uniform(0, 0.05))
             assert len(await asyncio.to_thread(members, tree_path(executor))) >= 8
             os.kill(server_pid(executor), signal.SIGKILL)
-            records = [await job.wait(10) for job in jobs]
+            records = [await job.wait(10 * SLOWNESS) for job in jobs]
             assert [record.outcome for record in records] == [BY_SERVER, BY_SERVER]
             await eventually(lambda path=tree_path(executor): not members(path), f"round {number}: nothing is left")
             assert not await asyncio.to_thread(grows, beats(workspace))
@@ -90,7 +90,7 @@ async def test_starts_are_refused_once_the_fork_server_is_gone() -> None:
         job = await executor.start(shell("echo ready; exec sleep 60"))
         await until_it_says(executor, job, b"ready")
         os.kill(server_pid(executor), signal.SIGKILL)
-        await job.wait(10)
+        await job.wait(10 * SLOWNESS)
         with pytest.raises(Closed, match=r"fork server is gone.*\n.*make a new executor"):
             await executor.start(["/usr/bin/true"])
         with pytest.raises(Closed):

@@ -13,12 +13,13 @@ from stockade import Executor, Policy
 from stockade.launcher.outcome import Exited, OutOfMemory, Signaled
 from support.hungry import ALLOCATE, FILL, FORK
 from support.programs import python, shell
+from support.waiting import SLOWNESS
 
 MIB = 1 << 20
 
 
 def build_policy(**limits: Any) -> Policy:
-    return Policy(limits={"grace": 0.3, "wall_time": 30, **limits})
+    return Policy(limits={"grace": 0.3, "wall_time": 30 * SLOWNESS, **limits})
 
 
 async def test_more_memory_than_the_limit_ends_the_job_with_limit_and_peak() -> None:

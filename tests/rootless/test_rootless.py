@@ -23,7 +23,7 @@ from support.hungry import ALLOCATE, FORK
 from support.programs import DAEMON, STUBBORN, TRUE, python, shell
 from support.supervisors import Supervisor
 from support.survivors import SURVIVORS, beats, members
-from support.waiting import eventually, grows, until
+from support.waiting import SLOWNESS, eventually, grows, until
 
 # Its own privileges and namespaces, as JSON.
 CONFESS = """
@@ -47,7 +47,7 @@ for flag in (0x10000000, 0x20000, 0x40000000):
 
 
 def build_policy(workspace: Path | None = None, **limits: object) -> Policy:
-    return Policy(workspace=None if workspace is None else str(workspace), limits={"grace": 0.3, "wall_time": 30, **limits})
+    return Policy(workspace=None if workspace is None else str(workspace), limits={"grace": 0.3, "wall_time": 30 * SLOWNESS, **limits})
 
 
 def test_these_tests_run_as_an_ordinary_user() -> None:
@@ -128,7 +128,7 @@ async def test_the_death_of_the_fork_server_ends_every_job(workspace: Path) -> N
         job = await executor.start(python(SURVIVORS))
         await eventually(lambda: all(beat.exists() for beat in beats(workspace)), "the survivors beat")
         os.kill(engine.server.pid, signal.SIGKILL)
-        record = await job.wait(10)
+        record = await job.wait(10 * SLOWNESS)
         assert record.outcome == Killed(by="foreign", detail="the fork server was killed, and every job with it")
         await eventually(lambda: not members(engine.tree.path), "nothing is left")
         assert not await asyncio.to_thread(grows, beats(workspace))
@@ -144,7 +144,7 @@ async def test_a_command_that_was_killed_by_somebody_says_so() -> None:
         tree = executor._live[job.id].tree
         assert tree is not None
         os.kill((await asyncio.to_thread(tree.leaf.processes))[-1], signal.SIGKILL)
-        assert (await job.wait(10)).outcome == Signaled(9)
+        assert (await job.wait(10 * SLOWNESS)).outcome == Signaled(9)
 
 
 @pytest.mark.parametrize("entry", list(CgroupEntry))
@@ -157,7 +157,7 @@ async def test_both_ways_into_a_cgroup_hold_a_job(entry: CgroupEntry, workspace:
         await eventually(lambda: all(beat.exists() for beat in beats(workspace)), "the survivors beat")
         assert isinstance((await job.kill(grace=0)).outcome, Killed)
         assert not await asyncio.to_thread(grows, beats(workspace))
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 10 * SLOWNESS
 
 
 def test_no_process_outlives_a_supervisor_that_was_killed(workspace: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 
 from stockade import Executor, Job
 from support.programs import TRUE
+from support.waiting import SLOWNESS
 
 MIB = 1 << 20
 
@@ -25,7 +26,7 @@ def amounts(output: bytes) -> dict[str, int]:
     return {way: int(after or cap or 0) for way, after, cap, _ in rows}
 
 
-async def until_said(executor: Executor, job: Job, what: bytes, stream: str = "stdout", *, bound: float = 60) -> None:
+async def until_said(executor: Executor, job: Job, what: bytes, stream: str = "stdout", *, bound: float = 60 * SLOWNESS) -> None:
     text = b""
     async with asyncio.timeout(bound):
         async for data in executor.follow(job.id, stream):

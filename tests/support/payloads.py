@@ -28,6 +28,7 @@ import time
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 BOUND = 10  # seconds for one attempt
+COLD = 20  # MADV_COLD: may be asked for another process's memory on every kernel that has process_madvise(2)
 
 NAMESPACES = {
     "user": 0x10000000,
@@ -219,7 +220,7 @@ def intrude(target: str) -> dict:
     answers["get_robust_list"] = attempt(_robust_list, pid)
     answers["prlimit"] = attempt(lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE) and None)
     answers["pidfd_getfd"] = attempt(lambda: call("pidfd_getfd", os.pidfd_open(pid), 0, 0) and None)
-    answers["process_madvise"] = attempt(lambda: call("process_madvise", os.pidfd_open(pid), 0, 0, 4, 0) and None)
+    answers["process_madvise"] = attempt(lambda: call("process_madvise", os.pidfd_open(pid), 0, 0, COLD, 0) and None)
     answers["process_mrelease"] = attempt(lambda: call("process_mrelease", os.pidfd_open(pid), 0) and None)
     if child:
         os.kill(child, signal.SIGKILL)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from support.waiting import SLOWNESS
+
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/nonexistent",
@@ -21,7 +23,9 @@ _ENVIRONMENT = {
 
 def git(directory: Path, *arguments: str) -> str:
     """Runs git on the host; its output without the last newline."""
-    done = subprocess.run(["git", *arguments], cwd=directory, env=_ENVIRONMENT, check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["git", *arguments], cwd=directory, env=_ENVIRONMENT, check=True, capture_output=True, text=True, timeout=60 * SLOWNESS
+    )
     return done.stdout.rstrip("\n")
 
 

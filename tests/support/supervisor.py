@@ -7,6 +7,7 @@ on its command line, and runs one program several times at once.
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 
@@ -15,6 +16,8 @@ LEAKED = (3, 77, 2048)
 
 def leak(token_file: str) -> list[socket.socket]:
     """A file, a directory and a socket as inheritable descriptors 3, 77 and 2048."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # 2048 is beyond what is usual
     pair = socket.socketpair()
     os.dup2(os.open(token_file, os.O_RDWR), LEAKED[0])
     os.dup2(os.open(os.path.dirname(token_file), os.O_RDONLY | os.O_DIRECTORY), LEAKED[1])
