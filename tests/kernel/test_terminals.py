@@ -111,6 +111,14 @@ async def test_pagers_and_editors_that_need_a_terminal_work(workspace: object) -
         assert (await pager.job.wait(10)).outcome == Exited(0)
 
 
+async def test_in_canonical_mode_a_line_has_an_end_that_more_does_not_get_past() -> None:
+    async with Executor(Policy()) as executor:
+        talk = Dialogue(executor, await executor.start(shell("stty -echo; echo ready; head -n 1 | wc -c"), tty=Terminal()))
+        await talk.expect(b"ready\r\n")
+        assert await talk.job.write_stdin(b"x" * 10_000 + b"\n") == 10_001
+        assert (await talk.job.result()).stdout == b"ready\r\n4096\r\n"
+
+
 async def test_a_program_can_make_terminals_of_its_own() -> None:
     async with Executor(Policy()) as executor:
         result = await executor.run(python("import pty; raise SystemExit(pty.spawn(['tty']))"), tty=Terminal())

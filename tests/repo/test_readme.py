@@ -18,6 +18,7 @@ EXAMPLES = re.findall(r"^#+ ([^\n]*)\n(?:(?!^#).)*?^```python\n(.*?)^```", READM
 SAYS = {  # what the example of each section prints, among other things
     "Start": "b'hi\\n' 0 exit 0",
     "Jobs in the background": "b'begun\\n'",
+    "Interactive jobs": "b'hello world\\nand all the rest'",
     "Background commands": "exited 0",
     "The bash seam": "belongs to another session",
     "Shells that the host owns": "[('shell-1', 'sleep 60', 'running')]\nkilled",

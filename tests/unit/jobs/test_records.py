@@ -56,6 +56,14 @@ def test_every_outcome_comes_back_as_it_went(outcome: Outcome) -> None:
     assert type(again.outcome) is type(outcome)
 
 
+def test_only_the_records_of_interactive_jobs_say_so() -> None:
+    assert "interactive" not in dumps(finished(Exited(0)))
+    for fields in ({"interactive": True}, {"interactive": True, "tty": True}):
+        again = loads(dumps(finished(Exited(0), **fields)))
+        assert (again.interactive, again.tty) == (True, "tty" in fields)
+    assert loads(dumps(finished(Exited(0), duration=0.0))).duration == 0.0
+
+
 def test_every_field_comes_back_as_it_went() -> None:
     record = finished(
         Exited(0),

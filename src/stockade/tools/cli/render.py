@@ -117,6 +117,7 @@ def record_lines(record: JobRecord, standing: str) -> Iterable[str]:
         ("sampled memory", _size(usage.peak_sampled)),
         ("peak processes", None if usage.peak_processes is None else str(usage.peak_processes)),
         ("io", _both("read", _size(usage.io_read), "written", _size(usage.io_written))),
+        ("input", ("terminal" if record.tty else "pipe") if record.interactive else None),
         ("stdout", _size(record.stdout_bytes)),
         ("stderr", _size(record.stderr_bytes)),
         ("lines", _listed(usage.output_lines, str)),
