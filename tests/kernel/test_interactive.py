@@ -83,6 +83,15 @@ async def test_a_job_that_does_not_read_takes_what_its_pipe_holds_and_the_writer
         await job.kill(grace=0)
 
 
+async def test_without_time_to_wait_what_there_is_room_for_is_taken_all_the_same() -> None:
+    async with Executor(Policy()) as executor:
+        talk = Dialogue(executor, await executor.start(shell("echo ready; exec cat"), interactive=True))
+        await talk.expect(b"ready\n")
+        assert await talk.job.write_stdin(b"at once", timeout=0) == 7
+        await talk.job.close_stdin(timeout=0)
+        assert await rest(talk.job) == b"ready\nat once"
+
+
 async def test_what_many_callers_have_waiting_is_bounded_and_their_calls_are_not_mixed() -> None:
     async with Executor(Policy()) as executor:
         job = await executor.start(shell("read -r go; exec cat"), interactive=True)

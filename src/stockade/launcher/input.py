@@ -89,7 +89,7 @@ class Input:
 
         Raises: InputNotTaken after `timeout` seconds; of a terminal also InputClosed.
         """
-        progress = _Progress(1 if self.is_terminal else 0)
+        progress = _Progress(1)
         async with self._in_turn(timeout, progress):
             if self.is_terminal:
                 await self._opened(progress)
@@ -98,6 +98,7 @@ class Input:
                 await self._opened(progress)
                 self._closed = _CLOSED
                 self._shut()
+                progress.taken = 1
 
     def resize(self, rows: int, columns: int) -> None:
         """Sets the size of the terminal, which the kernel tells its foreground processes by SIGWINCH. Raises: InputClosed."""
@@ -113,6 +114,8 @@ class Input:
             async with asyncio.timeout(timeout), self._turn:
                 yield
         except TimeoutError:
+            if progress.taken == progress.wanted:  # it ran out at the very end
+                return
             raise InputNotTaken(
                 f"the job has taken {progress.taken} of {progress.wanted} bytes within {timeout:g} s",
                 taken=progress.taken,

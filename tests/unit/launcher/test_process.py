@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
 import socket
 import subprocess
 from collections.abc import AsyncIterator
@@ -24,13 +25,14 @@ WAIT = 10.0
 
 
 @asynccontextmanager
-async def tree(tmp_path: Path) -> AsyncIterator[tuple[ProcessTree, socket.socket, subprocess.Popen[bytes]]]:
+async def tree(tmp_path: Path, *, has_terminal: bool = False) -> AsyncIterator[tuple[ProcessTree, socket.socket, subprocess.Popen[bytes]]]:
     """A tree whose init is a `cat` that we can end, and whose words are ours."""
     process = await asyncio.to_thread(subprocess.Popen, ["/usr/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     request = await asyncio.to_thread(protocol.write_body, {})
     directory = await asyncio.to_thread(os.open, tmp_path, os.O_RDONLY)
-    built = ProcessTree(pidfd=os.pidfd_open(process.pid), report=ours, request=request, leaf=Leaf(directory, "x", directory))
+    leaf = Leaf(directory, "x", directory)
+    built = ProcessTree(pidfd=os.pidfd_open(process.pid), report=ours, request=request, leaf=leaf, has_terminal=has_terminal)
     try:
         yield built, theirs, process
     finally:
@@ -77,12 +79,60 @@ class TestWords:
                 with pytest.raises(LaunchFailed, match="step 'pivot'"):
                     await built.wait_ready()
 
+    async def test_a_terminal_is_taken_once_before_the_sandbox_is_ready(self, tmp_path: Path) -> None:
+        master, slave = pty.openpty()
+        try:
+            async with tree(tmp_path, has_terminal=True) as (built, init, _):
+                protocol.send(init, protocol.encode("terminal"), (master,))
+                init.send(protocol.encode("ready"))
+                async with asyncio.timeout(WAIT):
+                    await built.wait_ready()
+                taken = built.take_terminal()
+                assert os.path.sameopenfile(taken, master)
+                os.close(taken)
+        finally:
+            os.close(master)
+            os.close(slave)
+
+    @pytest.mark.parametrize(
+        ("says", "gives", "wanted"),
+        [
+            ("ready", None, True),
+            ("terminal", None, True),
+            ("terminal", "/dev/null", True),
+            ("terminal", "/dev/tty", True),
+            ("terminal", "/dev/ptmx", False),
+            ("terminal", "two", True),
+        ],
+    )
+    async def test_whatever_else_comes_as_a_terminal_ends_the_job(self, tmp_path: Path, says: str, gives: str | None, wanted: bool) -> None:
+        held = []
+        if gives is not None:
+            paths = ["/dev/ptmx", "/dev/ptmx"] if gives == "two" else [gives]
+            for path in paths:
+                try:
+                    held.append(os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+                except OSError:  # we have no controlling terminal: any other device is none either
+                    held.append(os.open("/dev/zero", os.O_RDWR | os.O_CLOEXEC))
+        try:
+            async with tree(tmp_path, has_terminal=wanted) as (built, init, process):
+                protocol.send(init, protocol.encode(says), tuple(held))
+                while built._report.fileno() >= 0:
+                    await asyncio.sleep(0.001)
+                process.stdin.close()
+                async with asyncio.timeout(WAIT):
+                    with pytest.raises(LaunchFailed, match="broke its protocol"):
+                        await built.wait_ready()
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+
     @given(
         words=st.lists(
             st.binary(min_size=1, max_size=100)
             | st.builds(
                 lambda kind, fields: protocol.encode(kind, **fields),
-                st.sampled_from(["ready", "started", "failed", "ended", "signalled", "other"]),
+                st.sampled_from(["ready", "started", "failed", "ended", "signalled", "terminal", "other"]),
                 st.dictionaries(
                     st.sampled_from(["code", "signal", "step", "call", "path", "errno"]),
                     st.none()
