@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters
 
 from stockade.policy.files import load_policy
 from stockade.tools.cli import exit_codes
+from support.cli import COMMAND, environment
+from support.mcp import text_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -36,6 +41,19 @@ def test_each_example_runs(section: str, example: str, tmp_path: Path) -> None:
 
 def test_no_example_is_left_out() -> None:
     assert README.count("```python\n") == len(EXAMPLES) == len(SAYS)
+
+
+async def test_the_mcp_configuration_starts_a_server(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```json\n(\{\"mcpServers\".*?)```", README, re.DOTALL)
+    (tmp_path / "project").mkdir()
+    wanted = json.loads(text.replace("/srv/project", str(tmp_path / "project")))["mcpServers"]["stockade"]
+    assert wanted["command"] == "stockade"
+    server = StdioServerParameters(command=COMMAND[0], args=[*COMMAND[1:], *wanted["args"]], env=environment())
+    async with Client(server) as client:
+        said = await text_of(client, "bash", command="pwd; exit 3")
+        description = (await client.list_tools()).tools[0].description
+    assert re.fullmatch(rf"exit 3 · \S+ s\n{tmp_path}/project", said)
+    assert "at most 600s, 1G of memory" in str(description)
 
 
 def test_the_policy_file_is_one() -> None:

@@ -32,6 +32,7 @@ from stockade.tools.schemas import CallContext
 Context = ServerRequestContext[Any, Any]
 
 NAME: Final = "stockade"
+VERSION: Final = version(NAME)
 PROGRESS: Final = 3.0  # seconds between two notifications
 LISTED: Final = 100  # commands whose output is listed as resources
 SCHEME: Final = "stockade"
@@ -50,7 +51,7 @@ def make_server(offer: Offer, *, progress: float = PROGRESS) -> Server[Any]:
     resources = None if default is None else _Resources(default)
     return Server(
         NAME,
-        version=version("stockade"),
+        version=VERSION,
         instructions=INSTRUCTIONS,
         on_list_tools=handlers.list_tools,
         on_call_tool=handlers.call_tool,
