@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from stockade.jobs.budget import Budget
+from stockade.jobs.pace import LONGEST as PERIOD
+from stockade.jobs.pace import Pace
 from stockade.launcher.outcome import OutOfMemory, TimedOut
 from stockade.launcher.process import ProcessTree
 from stockade.launcher.sampling import tree_memory
@@ -19,7 +21,6 @@ from stockade.launcher.scratch import Filling
 if TYPE_CHECKING:
     from stockade.jobs.supervisor import LiveJob
 
-PERIOD: Final = 0.1  # seconds between two looks
 _LONGEST: Final = 3600.0  # seconds without a look
 
 
@@ -39,6 +40,7 @@ async def watch_limits(job: LiveJob, tree: ProcessTree, began: float) -> None:
 
     The limits may change meanwhile, and so may whether the job is frozen; the budget tells.
     """
+    pace = Pace()
     while True:
         job.budget.changed.clear()
         now = time.monotonic()
@@ -48,13 +50,13 @@ async def watch_limits(job: LiveJob, tree: ProcessTree, began: float) -> None:
             job.ending.ask(TimedOut("wall", job.budget.limits.wall_time))
             return
         try:
-            async with asyncio.timeout(min(left, PERIOD if _has_to_look(job.budget) else _LONGEST)):
+            async with asyncio.timeout(min(left, _pause(job.budget, pace))):
                 await job.budget.changed.wait()
             continue
         except TimeoutError:
             pass
         try:
-            if _has_to_look(job.budget) and await _look(job, tree, began):
+            if _has_to_look(job.budget) and await _look(job, tree, began, pace):
                 return
         except (OSError, RuntimeError):
             pass  # no descriptor or thread was free, say; the next look comes soon
@@ -74,7 +76,14 @@ def _has_to_look(budget: Budget) -> bool:
     return (limits.memory is not None and budget.samples_memory) or limits.cpu_time is not None or limits.idle_time is not None
 
 
-async def _look(job: LiveJob, tree: ProcessTree, began: float) -> bool:
+def _pause(budget: Budget, pace: Pace) -> float:
+    """Seconds until the next look, or until there may be a reason for one."""
+    if not _has_to_look(budget):
+        return _LONGEST
+    return pace.pause if budget.limits.memory is not None and budget.samples_memory else PERIOD
+
+
+async def _look(job: LiveJob, tree: ProcessTree, began: float, pace: Pace) -> bool:
     budget, limits = job.budget, job.budget.limits
     if limits.idle_time is not None:
         last = max((stream.last_activity for stream in job.streams), default=began)
@@ -82,7 +91,11 @@ async def _look(job: LiveJob, tree: ProcessTree, began: float) -> bool:
             last = max(last, job.input.last_activity)
         if budget.passed(max(last, began), time.monotonic()) >= limits.idle_time:
             return job.ending.ask(TimedOut("idle", limits.idle_time))
+    asked = time.monotonic()
     sample = await job.engine.call_watching(_sample, budget, tree)
+    if limits.memory is not None and sample.memory is not None:
+        seen = time.monotonic()
+        pace.saw(sample.memory, limits.memory, at=seen, cost=seen - asked)
     budget.note_sample(sample.filled, sample.threads, sample.memory)
     if limits.cpu_time is not None and sample.cpu is not None and sample.cpu >= limits.cpu_time:
         return job.ending.ask(TimedOut("cpu", limits.cpu_time))
