@@ -55,8 +55,8 @@ def mount_all():
     below_tmp = [path for path in dict.fromkeys(os.environ.get("VM_KEEP", "").split(":")) if path.startswith("/tmp/")]
     for number, path in enumerate(below_tmp):
         mount(path, f"/run/keep/{number}", None, BIND | REC)
-    mount("tmp", "/tmp", "tmpfs", NOSUID, "mode=1777")
-    mount("vartmp", "/var/tmp", "tmpfs", NOSUID, "mode=1777")
+    mount("tmp", "/tmp", "tmpfs", 0, "mode=1777")  # as on Debian 12, where it is a part of the root
+    mount("vartmp", "/var/tmp", "tmpfs", 0, "mode=1777")
     for number, path in enumerate(below_tmp):
         mount(f"/run/keep/{number}", path, None, MOVE)
     OUT = "/run/out"
