@@ -193,6 +193,8 @@ def test_the_end_of_the_executor_is_that_of_an_interactive_job(tmp_path: Path, c
     supervisor.begin()
     job = supervisor.ask("start_interactive", ["sh", "-c", "trap '' HUP; echo ready; exec cat"], way)
     until(lambda: "ready" in supervisor.ask("output", job, 0)[0], "it is ready")
+    later = supervisor.ask("start", ["true"])  # records are written in order, and this one before its end is told
+    until(lambda: supervisor.ask("status", later)["state"] == "exited", "the record is on disk")
     supervisor.kill()
     until(lambda: not supervisor.processes(), "nothing is left in the cgroups")
     with supervisor:

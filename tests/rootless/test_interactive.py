@@ -21,9 +21,13 @@ async def test_a_terminal_is_the_job_s_own_and_controls_its_session() -> None:
     async with Executor(Policy()) as executor:
         bash = await shell_on_terminal(executor, tty=Terminal(rows=30, columns=90))
         await bash.type(b"tty; stty size; stat -c %u:%a /dev/pts/0\n", b"/dev/pts/0\r\n30 90\r\n1000:620\r\n")
-        await bash.type(b"sleep 60\n", b"sleep 60\r\n")
+        await bash.expect(b"ready> ")
+        await bash.type(b"cat\n", b"cat\r\n")
+        await bash.type(b"hello\n", b"hello\r\nhello\r\n")  # it is in the foreground
         await bash.type(b"\x1a", b"Stopped")
-        await bash.type(b"fg\n", b"sleep 60\r\n")
+        await bash.expect(b"ready> ")
+        await bash.type(b"fg\n", b"fg\r\ncat\r\n")
+        await bash.type(b"again\n", b"again\r\nagain\r\n")
         await bash.type(b"\x03", b"ready> ")
         await bash.job.resize(10, 20)
         await bash.type(b"stty size\n", b"10 20\r\n")

@@ -101,8 +101,10 @@ def test_a_shell_on_our_terminal() -> None:
         assert seat.is_raw
         seat.type(b"tty; stty size; echo $TERM\r")
         seat.expect(b"/dev/pts/0\r\n30 90\r\nxterm\r\n")
-        seat.type(b"sleep 60\r")
-        seat.expect(b"sleep 60\r\n")
+        seat.type(b"cat\r")
+        seat.expect(b"cat\r\n")
+        seat.type(b"hello\r")
+        seat.expect(b"hello\r\nhello\r\n")  # it is in the foreground
         seat.type(b"\x03")  # is the job's, not ours
         seat.expect(b"^C")
         seat.expect(b"ready> ")
