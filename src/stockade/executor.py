@@ -170,7 +170,7 @@ class Executor(Reading, Controlling, Interacting):
         async def enter() -> Created:
             plan, created, account = await engine.call(register)
             if created.fresh:
-                job = LiveJob(engine, created.record, admitted.policy, plan, account, wanted, artifacts=artifacts)
+                job = LiveJob(engine, created, admitted.policy, plan, account, wanted, artifacts=artifacts)
                 if is_aborted:
                     job.ending.ask(Aborted(_NEVER_STARTED))
                 self._live[job.id] = job
@@ -183,6 +183,7 @@ class Executor(Reading, Controlling, Interacting):
         entering.add_done_callback(self._starts.discard)
         try:
             created = await asyncio.shield(entering)
+            await created.wait_written()
         except asyncio.CancelledError:
             await asyncio.wait({entering})
             if not entering.cancelled() and entering.exception() is None and entering.result().fresh:

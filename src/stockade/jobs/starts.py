@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
-from stockade.errors import InvalidRequest, TooManyJobs
+from stockade.errors import InvalidRequest, StateError, TooManyJobs
 from stockade.jobs.records import JobRecord, JobRequest, differing
 
 NAMED_IDS: Final = 20  # ids in an error text at most
+COMMIT_BOUND: Final = 5.0  # seconds that a start waits for a disk that hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,16 @@ class Created:
     record: JobRecord
     fresh: bool
     written: Future[None]
+
+    async def wait_written(self) -> None:
+        """Waits until the record is on disk, so that neither its id nor its output is ever without it.
+
+        A disk that is full or hangs holds nothing up: the registry keeps the record and writes it when it can.
+        """
+        if not self.written.done():
+            with contextlib.suppress(StateError, TimeoutError):
+                async with asyncio.timeout(COMMIT_BOUND):
+                    await asyncio.wrap_future(self.written)
 
 
 def again(known: JobRecord, request: JobRequest) -> Created:
