@@ -42,6 +42,19 @@ async def test_the_default_surface_does_not_block(mode: str) -> None:
         assert (await text_of(client, "bash_output", id=handle, tail=1)).startswith("exit 7 · ")
 
 
+async def test_what_is_no_longer_kept_is_said() -> None:
+    policy = Policy(overflow="keep-tail", limits={"output": 5_000})
+    async with served(Surface.DEFAULT, policy, MODES[0]) as client:
+        text = await text_of(client, "bash", command="seq 100000", max_output=1_000)
+        assert "\n[the first 583,895 bytes are no longer kept]\n" in text
+        assert text.endswith("\n99999\n100000")
+        handle = id_in(text)
+        for where in ({"from_line": 1}, {"from_byte": 0}):
+            read = await text_of(client, "bash_output", id=handle, max_output=1_000, **where)
+            assert "\n[the first 583,895 bytes are no longer kept]\n\n99168\n99169\n" in read
+        assert (await text_of(client, "bash_output", id=handle, grep="99999")).endswith("\n99999: 99999")
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_commands_surface_speaks_contract_n(mode: str, workspace: Path) -> None:
     policy = Policy(workspace=str(workspace), executables=("sh",))

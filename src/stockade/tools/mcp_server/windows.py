@@ -50,11 +50,12 @@ def since(reader: StreamReader, start: int, limit: int) -> Window:
 def onwards(reader: StreamReader, limit: int, *, line: int | None = None, byte: int | None = None) -> Window:
     """As much as fits from a line or a byte on."""
     total = _total(reader)
-    start = byte if byte is not None else reader.read_lines(line or 1, 1).byte_offset
-    chunk = _chunk(reader, min(start, total), WHOLE)
+    first = reader.stream.extent().start  # what stood before it is no longer kept
+    start = byte if byte is not None else 0 if line == 1 else reader.read_lines(line or 1, 1).byte_offset
+    chunk = _chunk(reader, min(max(start, first), total), WHOLE)
     lines = _lines(reader)
     excerpt = excerpts.page(chunk, limit, total_bytes=total, total_lines=lines)
-    return Window(excerpt, total, lines, max(0, chunk.offset - start) if chunk.data and start < reader.stream.extent().start else 0)
+    return Window(excerpt, total, lines, max(0, chunk.offset - start) if start < first else 0)
 
 
 def last_lines(reader: StreamReader, lines: int, limit: int) -> Window:
