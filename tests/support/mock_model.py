@@ -1,4 +1,4 @@
-"""A model API on loopback that asks for one tool call and keeps what it is told: the other half of a coding agent's conversation."""
+"""Model APIs on loopback that ask for one tool call and keep what they are told: the other half of a coding agent's conversation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MockModel(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, tool: str, arguments: dict[str, Any]) -> None:
-        super().__init__(("127.0.0.1", 0), _Anthropic)
+        super().__init__(("127.0.0.1", 0), _Api)
         self.tool = tool
         self.arguments = arguments
         self.results: list[Any] = []
@@ -41,8 +41,8 @@ def mock_model(tool: str, arguments: dict[str, Any]) -> Iterator[MockModel]:
         thread.join()
 
 
-class _Anthropic(http.server.BaseHTTPRequestHandler):
-    """`POST /v1/messages`, as server-sent events where they are asked for."""
+class _Api(http.server.BaseHTTPRequestHandler):
+    """`POST /v1/messages`, as server-sent events where they are asked for, and `POST /v1/responses`."""
 
     server: MockModel
 
@@ -57,6 +57,9 @@ class _Anthropic(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
+        if self.path.startswith("/v1/responses"):
+            self._respond(request)
+            return
         if not self.path.startswith("/v1/messages") or "count_tokens" in self.path:
             self._send(b'{"input_tokens": 1}', "application/json")
             return
@@ -92,6 +95,27 @@ class _Anthropic(http.server.BaseHTTPRequestHandler):
             {"type": "message_delta", "delta": {"stop_reason": stop, "stop_sequence": None}, "usage": {"output_tokens": 1}},
             {"type": "message_stop"},
         ]
+        self._stream(events)
+
+    def _respond(self, request: dict[str, Any]) -> None:
+        model = self.server
+        if results := [part for part in request["input"] if part.get("type") == "function_call_output"]:
+            model.results += results
+            item = {"type": "message", "role": "assistant", "id": "msg_1", "content": [{"type": "output_text", "text": "done"}]}
+        else:
+            namespace, _, name = model.tool.rpartition("__")
+            call = {"name": name, "namespace": namespace, "arguments": json.dumps(model.arguments)}
+            item = {"type": "function_call", "id": "fc_1", "call_id": "call_1", **call}
+        usage = {"input_tokens": 1, "input_tokens_details": None, "output_tokens": 1, "output_tokens_details": None, "total_tokens": 2}
+        self._stream(
+            [
+                {"type": "response.created", "response": {"id": "resp_1"}},
+                {"type": "response.output_item.done", "output_index": 0, "item": item},
+                {"type": "response.completed", "response": {"id": "resp_1", "usage": usage}},
+            ]
+        )
+
+    def _stream(self, events: list[dict[str, Any]]) -> None:
         self._send("".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events).encode(), "text/event-stream")
 
     def _blocks(self, request: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The MCP server, tried with clients that others wrote: the inspector, the conformance runner, Claude Code.
+"""The MCP server, tried with clients that others wrote: the inspector, the conformance runner, Claude Code, Codex.
 
 `scripts/foreign-clients` installs them and runs these.
 """
@@ -10,10 +10,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.cli import comes_true, stockade
 from support.mcp import http_server
 from support.mock_model import mock_model
 
@@ -47,6 +49,25 @@ CONFORMANCE = {
     ),
 }
 
+CODEX = """\
+model = "mock"
+model_provider = "mock"
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+
+[model_providers.mock]
+name = "mock"
+base_url = "{url}/v1"
+wire_api = "responses"
+
+[mcp_servers.stockade]
+command = "{server}"
+args = {arguments}
+required = true
+startup_timeout_sec = 60
+tool_timeout_sec = 60
+"""
+
 
 def run(*command: str, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs a client whose home is a place of this test's own."""
@@ -58,6 +79,9 @@ def run(*command: str, home: Path, **variables: str) -> subprocess.CompletedProc
         "DISABLE_AUTOUPDATER": "1",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "ENABLE_TOOL_SEARCH": "false",
+        "MCP_CONNECTION_NONBLOCKING": "0",
+        "MCP_CONNECT_TIMEOUT_MS": "60000",
+        "MCP_TIMEOUT": "60000",
         "ANTHROPIC_API_KEY": "none",
         "ANTHROPIC_BASE_URL": "http://127.0.0.1:9",
         **variables,
@@ -74,7 +98,18 @@ def client(package: str, name: str) -> str:
     return str(CLIENTS / ".bin" / name)
 
 
-def test_the_inspector_calls_a_tool(tmp_path: Path) -> None:
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[list[str]]:
+    """The server as a client starts it. Clients kill theirs half a second after they have closed its pipe.
+
+    Its commands are dead all the same; the next start on the same state directory clears away what could not be tidied up.
+    """
+    state = str(tmp_path / "state")
+    yield [SERVER, "mcp", "--state-dir", state]
+    assert comes_true(lambda: stockade("run", "--state-dir", state, "--", "true").returncode == 0)
+
+
+def test_the_inspector_calls_a_tool(tmp_path: Path, serving: list[str]) -> None:
     inspector = client("@modelcontextprotocol/inspector", "inspector")
     with http_server() as url:
         called = run(
@@ -95,7 +130,7 @@ def test_the_inspector_calls_a_tool(tmp_path: Path) -> None:
     answer = json.loads(called.stdout)
     assert answer["isError"] is False
     assert re.fullmatch(r"exit 0 · \S+ s\nhi", answer["content"][0]["text"])
-    listed = run(str(NODE), inspector, "--cli", SERVER, "mcp", "--method", "tools/list", home=tmp_path)
+    listed = run(str(NODE), inspector, "--cli", *serving, "--method", "tools/list", home=tmp_path)
     assert [tool["name"] for tool in json.loads(listed.stdout)["tools"]] == ["bash", "bash_output", "bash_input", "bash_kill"]
 
 
@@ -113,10 +148,10 @@ def test_the_conformance_runner(scenario: str, tmp_path: Path) -> None:
     assert passing is None or int(counted[1]) == passing, said
 
 
-def test_claude_code_connects(tmp_path: Path) -> None:
+def test_claude_code_connects(tmp_path: Path, serving: list[str]) -> None:
     claude = client("@anthropic-ai/claude-code", "claude")
     with http_server() as url:
-        for arguments in (("add", "pipe", "--", SERVER, "mcp"), ("add", "--transport", "http", "web", url)):
+        for arguments in (("add", "pipe", "--", *serving), ("add", "--transport", "http", "web", url)):
             added = run(claude, "mcp", *arguments, home=tmp_path)
             assert added.returncode == 0, added
         listed = run(claude, "mcp", "list", home=tmp_path).stdout
@@ -124,9 +159,9 @@ def test_claude_code_connects(tmp_path: Path) -> None:
     assert re.search(r"^web: .*Connected$", listed, re.MULTILINE), listed
 
 
-def test_a_model_in_claude_code_sees_the_text_as_it_is(tmp_path: Path) -> None:
+def test_a_model_in_claude_code_sees_the_text_as_it_is(tmp_path: Path, serving: list[str]) -> None:
     claude = client("@anthropic-ai/claude-code", "claude")
-    servers = {"mcpServers": {"stockade": {"command": SERVER, "args": ["mcp"]}}}
+    servers = {"mcpServers": {"stockade": {"command": serving[0], "args": serving[1:]}}}
     tool = "mcp__stockade__bash"
     with mock_model(tool, {"command": "echo out; echo err >&2; exit 3"}) as model:
         ran = run(
@@ -141,3 +176,17 @@ def test_a_model_in_claude_code_sees_the_text_as_it_is(tmp_path: Path) -> None:
     assert {name for name in model.offered if name.startswith("mcp__stockade__")} == {
         f"mcp__stockade__{name}" for name in ("bash", "bash_output", "bash_input", "bash_kill")
     }
+
+
+def test_a_model_in_codex_sees_the_text_as_it_is(tmp_path: Path, serving: list[str]) -> None:
+    codex = client("@openai/codex", "codex")
+    settings = tmp_path / ".codex"
+    settings.mkdir()
+    with mock_model("mcp__stockade__bash", {"command": "echo out; echo err >&2; exit 3"}) as model:
+        (settings / "config.toml").write_text(CODEX.format(url=model.url, server=serving[0], arguments=json.dumps(serving[1:])))
+        ran = run(codex, "exec", "--skip-git-repo-check", "run it", home=tmp_path, CODEX_HOME=str(settings))
+    assert (ran.returncode, ran.stdout.strip()) == (0, "done"), ran
+    (result,) = model.results
+    wall, text = (part["text"] for part in result["output"])
+    assert wall.startswith("Wall time: ")
+    assert re.fullmatch(r"exit 3 · \S+ s\nout\nerr", text)

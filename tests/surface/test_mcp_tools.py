@@ -20,9 +20,10 @@ from stockade.tools.mcp_server.described import described
 from stockade.tools.mcp_server.protocol import make_server
 from stockade.tools.mcp_server.surfaces import Surface, offer
 from stockade.tools.schemas import CallContext
-from support.cli import stockade
+from support.cli import COMMAND, environment, stockade
 from support.mcp import MODES, id_in, only_text, refused, text_of
 
+INITIALIZE = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
 FORMATS = ("anthropic", "openai", "mcp")
 
 
@@ -152,3 +153,15 @@ async def test_a_result_is_text_and_nothing_else() -> None:
         result = await client.call_tool("bash", {"command": "exit 1"})
         assert isinstance(result, CallToolResult)
         assert only_text(result).startswith("exit 1 · ")
+
+
+def test_a_server_that_is_told_to_go_does_not_wait_for_its_client() -> None:
+    """Its reader is not a thread that only the end of stdin would wake."""
+    with subprocess.Popen([*COMMAND, "mcp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": INITIALIZE}).encode() + b"\n")
+        server.stdin.flush()
+        assert b'"serverInfo"' in server.stdout.readline()
+        server.terminate()
+        assert server.wait(60) == 143
