@@ -136,7 +136,7 @@ def test_unknown_formats_and_surfaces_are_refused_with_those_that_there_are() ->
 @pytest.mark.parametrize("package", ["mcp", "uvicorn"])
 def test_without_the_extra_the_way_to_it_is_named(package: str) -> None:
     """Only the server needs it: schemas are printed without."""
-    source = f"import sys; sys.modules[{package!r}] = None\nfrom stockade.tools.cli import execute\nsys.exit(execute(sys.argv[1:]))"
+    source = f"import sys; sys.modules[{package!r}] = None\nfrom stockade.tools.cli.app import execute\nsys.exit(execute(sys.argv[1:]))"
     ran = [
         subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, timeout=60, check=False)
         for arguments in (["mcp"], ["tools"])
