@@ -1,7 +1,8 @@
 """These tests run as an ordinary user. Where the test run is root's, the whole directory is run once more as one, and told here.
 
 The user gets what an operator would give: a delegated cgroup (the directory, cgroup.procs, cgroup.subtree_control and
-cgroup.threads are the user's, and the process is in it before it drops to the user) and a directory of its own.
+cgroup.threads are the user's, and the process is in it before it drops to the user), a directory of its own, and the supplementary
+groups of a login: its own group once more, and another.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _run_as_user() -> Verdicts:
         done = subprocess.run(
             [
                 *("/bin/sh", "-c", 'echo 0 >"$0/cgroup.procs" && exec "$@"', cgroup),
-                *("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--inh-caps=-all"),
+                *("setpriv", f"--reuid={USER}", f"--regid={USER}", f"--groups={USER},{USER + 1}", "--inh-caps=-all"),
                 *(sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)),
                 *("-p", "no:cacheprovider", "--basetemp", f"{place}/tests", f"--junitxml={place}/report.xml", str(HERE)),
             ],

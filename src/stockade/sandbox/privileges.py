@@ -76,8 +76,9 @@ def _verify(uid: int, gid: int) -> None:
         wrong.append("Seccomp")
     if fields["Uid"].split() != [str(uid)] * 4 or fields["Gid"].split() != [str(gid)] * 4:
         wrong.append("Uid or Gid")
-    # Rootless, setgroups(2) is denied: what the caller had is left, and shows as unmapped.
-    if any(group != UNMAPPED_ID for group in os.getgroups()):
+    # Rootless, setgroups(2) is denied: what the caller had is left, and shows as unmapped; its own group, which a login lists among
+    # the supplementary ones (initgroups(3)), is the job's.
+    if not set(os.getgroups()) <= {UNMAPPED_ID, gid}:
         wrong.append("Groups")
     if syscalls.get_securebits() != LOCKED_SECUREBITS:
         wrong.append("securebits")
