@@ -84,7 +84,7 @@ def delegate(user):
 def become(user, home):
     """The command's process enters the delegated cgroup and gives up everything."""
     write(f"{CGROUPS}/user.slice/user-{user}.slice/user@{user}.service/cgroup.procs", "0")
-    os.setgroups([])
+    os.setgroups([user, user + 1])  # a login has its own group among them
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     os.chdir(home)
@@ -116,12 +116,53 @@ def run_command():
             return code if code >= 0 else 128 - code
 
 
+SYSTEMD = "/lib/systemd/systemd"
+COMMAND_UNIT = """[Unit]
+DefaultDependencies=no
+[Service]
+Type=oneshot
+Environment=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 TERM=dumb
+Environment=PYTHONDONTWRITEBYTECODE=1 STOCKADE_VM=1 STOCKADE_TEST_SLOWNESS={slowness}
+StandardOutput=file:/dev/ttyS0
+StandardError=inherit
+ExecStart=-/bin/bash {out}/command
+ExecStopPost=/bin/bash -c 'echo $EXIT_STATUS >{out}/status.new && mv {out}/status.new {out}/status && sync && echo o >/proc/sysrq-trigger'
+"""
+USER_UNIT = """[Unit]
+DefaultDependencies=no
+[Service]
+Type=notify
+User=agent
+Slice=user-{user}.slice
+Delegate=yes
+Environment=XDG_RUNTIME_DIR=/run/user/{user} HOME=/run/user/{user}
+ExecStart=/lib/systemd/systemd --user
+"""
+
+
+def become_systemd():
+    """The machine's own systemd takes over as pid 1, with the command as a service, and, started on demand, a manager for VM_USER."""
+    user = USER or 12345
+    os.makedirs(f"/run/user/{user}")
+    os.chown(f"/run/user/{user}", user, user)
+    for table, line in (("passwd", f"agent:x:{user}:{user}::/run/user/{user}:/bin/sh"), ("group", f"agent:x:{user}:")):
+        with open(f"/etc/{table}") as file:
+            write(f"/run/{table}", f"{file.read()}{line}\n")  # systemd starts nobody without a name
+        libc.mount(f"/run/{table}".encode(), f"/etc/{table}".encode(), None, ctypes.c_ulong(BIND), None)
+    os.makedirs("/run/systemd/system")
+    write("/run/systemd/system/vm-command.service", COMMAND_UNIT.format(out=OUT, slowness=SLOWNESS))
+    write("/run/systemd/system/vm-user.service", USER_UNIT.format(user=user))
+    os.execv(SYSTEMD, ["systemd", "--unit=vm-command.service", "--show-status=no", "--log-target=null"])
+
+
 status = 125
 try:
     mount_all()
     socket.sethostname("vm")
     write("/proc/sys/kernel/yama/ptrace_scope", "1")  # Debian leaves it at 0; with 1 it refuses something
     loopback_up()
+    if os.environ.get("VM_SYSTEMD"):
+        become_systemd()
     status = run_command()
 except BaseException:
     traceback.print_exc()
