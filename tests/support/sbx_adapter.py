@@ -28,7 +28,8 @@ class Sbx:
             "ro": [shown],
             "limits": {"output": "128M", "wall_time": 120, "processes": 512},
         }
-        config = {} if bank is None else {"state_dir": f"{bank}/state"}
+        # Nothing is made ahead: the programs count descriptors, cgroups and directories before and after.
+        config = {"standby": False, **({} if bank is None else {"state_dir": f"{bank}/state"})}
         self._leaves: dict[str, str] = {}
         self._supervisor = Supervisor(self._place, os.environ["SBX_CGROUP"], policy=policy, config=config)
         self._supervisor.begin()
