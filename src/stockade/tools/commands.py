@@ -269,6 +269,10 @@ class BackgroundCommands:
 
     # Artifacts
 
+    def offer_retrieval(self) -> None:
+        """Puts `retrieve_context` on offer, before the first artifact does."""
+        self._artifacts.offer()
+
     def get_artifact_store(self) -> ArtifactStore:
         """See `HostArtifacts.get_store`."""
         return self._artifacts.get_store()

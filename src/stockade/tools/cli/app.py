@@ -280,12 +280,14 @@ def mcp(
 @app.command(name="tools", short_help="Print the schemas of the tools for agents.")
 def print_tools(
     shape: Annotated[str, typer.Option("--format", metavar="FORMAT", help="anthropic, openai, or mcp.")] = "mcp",
-    surface: Annotated[str, typer.Option("--tools", metavar="SURFACE", help="default, commands, or shells.")] = "default",
+    surface: Annotated[
+        str, typer.Option("--tools", metavar="SURFACE", help="default, commands, bash, jobs, shells, checklist, or git.")
+    ] = "default",
 ) -> int:
-    """Print what `stockade mcp` has on offer, as the APIs of models take it: one JSON array, always in the same order."""
+    """Print the tools of a surface, as the APIs of models take it: one JSON array, always in the same order."""
     import json as json_text
 
-    from stockade.tools.mcp_server.described import described
+    from stockade.tools.described import described
 
     print(json_text.dumps(described(surface, shape), indent=2, ensure_ascii=True))
     return 0
