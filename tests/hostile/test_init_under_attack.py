@@ -35,7 +35,7 @@ async def test_init_can_neither_be_read_nor_traced_nor_robbed_of_a_descriptor(tm
         filtered = {"pidfd_getfd": "ENOSYS", "kcmp": "ENOSYS", "process_madvise": "EPERM", "prlimit": "EPERM", "process_mrelease": "ENOSYS"}
         expected = filtered
     assert {name: answers[name] for name in expected} == expected
-    assert {answer for name, answer in control.items() if name.startswith("open ")} == {"OK"}
+    assert {name: answer for name, answer in control.items() if name.startswith("open ") and answer != "OK"} == {}
     traced = "OK" if seccomp in ("debug", "unfiltered") else "EPERM"
     assert control["ptrace attach"] == control["process_vm_readv"] == control["process_vm_writev"] == traced
     if seccomp == "unfiltered":
