@@ -135,6 +135,7 @@ class Engine:
 
     def get_ahead(self, streams: tuple[str, ...]) -> None:
         """Makes what the next job will need, soon: one has just ended, and whoever waited for it is to have the processors first."""
+        self.sandboxes.note_end()
         if self.config.standby:
             asyncio.get_running_loop().call_later(SETTLED_DELAY, self._make_next, streams)
 

@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 STANDBY_SECONDS: Final = 30.0  # a sandbox that nobody has wanted for so long is removed; the host may have changed
 STANDBY_DELAY: Final = 0.01  # seconds after a start: to build at once would take the processors from the job that is starting
+RUSH: Final = 0.005  # seconds between the end of a job and the next start: who starts job after job would only wait for that delay
 
 
 class Sandbox:
@@ -232,6 +233,7 @@ class Sandboxes:
         self._next: asyncio.Task[Sandbox | None] | None = None
         self._wanted: tuple[SandboxSpec, bool] | None = None  # what the next one is to be built from, while it is due
         self._due: asyncio.TimerHandle | None = None
+        self._last_end = -RUSH  # of a job, on the clock of the event loop
         self._expiry: asyncio.TimerHandle | None = None
         self._removals: set[asyncio.Task[object]] = set()
 
@@ -264,6 +266,10 @@ class Sandboxes:
         self._want_next(spec, merge=merge)
         return sandbox
 
+    def note_end(self) -> None:
+        """Tells that a job has ended just now."""
+        self._last_end = asyncio.get_running_loop().time()
+
     def build_due(self) -> None:
         """Begins to build the next sandbox, where one is due; for a moment at which no job waits for the processors."""
         if self._wanted is None:
@@ -295,7 +301,11 @@ class Sandboxes:
         if self._keeps_standby and (self._next is None or self._shape != shape):
             self._discard()
             self._shape, self._wanted = shape, (spec, merge)
-            self._due = asyncio.get_running_loop().call_later(STANDBY_DELAY, self.build_due)
+            loop = asyncio.get_running_loop()
+            if loop.time() - self._last_end < RUSH:
+                self.build_due()
+            else:
+                self._due = loop.call_later(STANDBY_DELAY, self.build_due)
 
     def _stop_clocks(self) -> None:
         for clock in (self._due, self._expiry):
