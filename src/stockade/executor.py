@@ -106,14 +106,9 @@ class Executor(Reading, Controlling, Interacting):
 
         Raises: InvalidRequest and its kin (nothing has happened), HostUnfit, TooManyJobs, Closed.
         """
-        if policy is not None and policy is not self.policy:
-            arguments.check_policy(policy)
-            from stockade.policy.narrowing import check_narrower
-
-            check_narrower(policy, self.policy)
         return await self.start_with_policy(
             argv,
-            policy or self.policy,
+            self._narrowed(policy),
             owner=owner,
             session=session,
             key=key,
@@ -124,7 +119,29 @@ class Executor(Reading, Controlling, Interacting):
             **parts,
         )
 
-    async def start_with_policy(
+    async def start_with_policy(self, argv: Sequence[str] | Command, policy: Policy, **options: Any) -> Job:
+        """As `start`, under a policy of its own that may be wider than the executor's (N-P5): for the host application only."""
+        created = await self._enter(argv, policy, **options)
+        self._opened().registry.hurry()
+        try:
+            await created.wait_written()
+        except asyncio.CancelledError:
+            if created.fresh:
+                await self._abort(created.record.id)  # nobody will ever know its id
+            raise
+        return Job(self, created.record.id)
+
+    def _narrowed(self, policy: Policy | None) -> Policy:
+        """The policy of a start. Raises: PolicyError, where it is wider than the executor's."""
+        if policy is None or policy is self.policy:
+            return self.policy
+        arguments.check_policy(policy)
+        from stockade.policy.narrowing import check_narrower
+
+        check_narrower(policy, self.policy)
+        return policy
+
+    async def _enter(
         self,
         argv: Sequence[str] | Command,
         policy: Policy,
@@ -137,8 +154,8 @@ class Executor(Reading, Controlling, Interacting):
         settle_failures: bool = False,
         abort: asyncio.Event | None = None,
         **parts: Any,
-    ) -> Job:
-        """As `start`, under a policy of its own that may be wider than the executor's (N-P5): for the host application only."""
+    ) -> Created:
+        """Admits, registers and begins a job, which may not be on disk yet."""
         engine = self._opened()
         if self._closing:
             raise Closed("the executor has been closed and starts nothing more", hint="make a new executor")
@@ -170,7 +187,7 @@ class Executor(Reading, Controlling, Interacting):
         async def enter() -> Created:
             plan, created, account = await engine.call(register)
             if created.fresh:
-                job = LiveJob(engine, created, admitted.policy, plan, account, wanted, artifacts=artifacts)
+                job = LiveJob(engine, created.record, admitted.policy, plan, account, wanted, artifacts=artifacts)
                 if is_aborted:
                     job.ending.ask(Aborted(_NEVER_STARTED))
                 self._live[job.id] = job
@@ -182,14 +199,12 @@ class Executor(Reading, Controlling, Interacting):
         self._starts.add(entering)
         entering.add_done_callback(self._starts.discard)
         try:
-            created = await asyncio.shield(entering)
-            await created.wait_written()
+            return await asyncio.shield(entering)
         except asyncio.CancelledError:
             await asyncio.wait({entering})
             if not entering.cancelled() and entering.exception() is None and entering.result().fresh:
                 await self._abort(entering.result().record.id)  # nobody will ever know its id
             raise
-        return Job(self, created.record.id)
 
     async def run(self, argv: Sequence[str] | Command, **options: Any) -> Result:
         """Starts a command, waits for its end and gives its output; options as for `start`.
@@ -198,11 +213,11 @@ class Executor(Reading, Controlling, Interacting):
 
         Raises: as `start`, and LaunchFailed where the command never ran.
         """
-        job = await self.start(argv, **options)
+        created = await self._enter(argv, self._narrowed(options.pop("policy", None)), **options)
         try:
-            return await self.result(job.id)
+            return await self.result(created.record.id)
         except asyncio.CancelledError:
-            await self._abort(job.id)
+            await self._abort(created.record.id)
             raise
 
     async def result(self, job_id: str, *, caller: Caller = HOST) -> Result:

@@ -12,7 +12,7 @@ import pytest
 from stockade import Executor, Policy
 from stockade.config import from_environment
 from stockade.errors import ExecutableNotFound
-from stockade.jobs.records import HOST, JobRecord
+from stockade.jobs.records import HOST
 from stockade.jobs.states import JobState
 from stockade.launcher.outcome import Aborted, Exited, Killed
 from support.programs import python, shell
@@ -109,8 +109,8 @@ async def test_output_over_the_cap_counts_also_where_the_command_has_ended_by_it
             assert len(result.stdout) == 1_000
 
 
-async def test_what_was_started_is_on_disk_before_its_id_is_known_and_before_its_program_runs(tmp_path: Path) -> None:
-    """Else a crash would leave an id that nobody knows, or output without a record."""
+async def test_what_was_started_is_on_disk_before_its_id_is_known(tmp_path: Path) -> None:
+    """Else a crash would leave somebody with an id that nobody knows."""
 
     def stored() -> set[str]:
         with contextlib.closing(sqlite3.connect(f"file:{tmp_path}/state/registry.sqlite3?mode=ro", uri=True)) as database:
@@ -120,17 +120,3 @@ async def test_what_was_started_is_on_disk_before_its_id_is_known_and_before_its
         for _ in range(20):
             job = await executor.start(["/usr/bin/true"])
             assert job.id in await asyncio.to_thread(stored)
-            await job.wait()
-        starting = asyncio.create_task(executor.start(shell("echo ran; sleep 60")))
-        (record,) = await _unsettled(executor)
-        async with asyncio.timeout(20):
-            assert await anext(executor.follow(record.id)) == b"ran\n"
-        assert record.id in await asyncio.to_thread(stored)
-        await (await starting).kill(grace=0)
-
-
-async def _unsettled(executor: Executor) -> tuple[JobRecord, ...]:
-    async with asyncio.timeout(20):
-        while not (records := [record for record in await executor.list() if not record.settled]):
-            await asyncio.sleep(0)
-    return tuple(records)

@@ -96,7 +96,12 @@ class Registry:
                 self._check_open()  # it may have been closed while the database was read
                 record = JobRecord(**dict(request), id=job_id, instance=self.instance, state=JobState.QUEUED, created_at=self._now())
                 self._live[record.id] = _Live(record)
-                return Created(record, True, self.store.submit(record))
+                # Written as it begins to run, or when somebody is to be told its id: a commit now would only slow its start.
+                return Created(record, True, self.store.submit(record, urgent=False))
+
+    def hurry(self) -> None:
+        """Has what waits for company be written now."""
+        self.store.hurry()
 
     def advance(self, job_id: str, to: JobState, **changes: Any) -> JobRecord:
         """Moves an unsettled job to another unsettled state; `changes` are byte counts, references, usage or isolation.
@@ -117,7 +122,7 @@ class Registry:
                 changes = _allowed(changes)
             live.record = live.record.with_(state=state, **changes)
             if state is not JobState.STARTING:  # a moment long; whoever finds it after a crash learns no more from it than from `queued`
-                self.store.submit(live.record, urgent=False)
+                self.store.submit(live.record, urgent=state is JobState.RUNNING)
             return live.record
 
     def note(self, job_id: str, *notes: str) -> JobRecord:

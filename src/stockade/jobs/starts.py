@@ -25,7 +25,7 @@ class Created:
     written: Future[None]
 
     async def wait_written(self) -> None:
-        """Waits until the record is on disk, so that neither its id nor its output is ever without it.
+        """Waits until the record is on disk, so that whoever has its id finds it there, whatever happens next.
 
         A disk that is full or hangs holds nothing up: the registry keeps the record and writes it when it can.
         """

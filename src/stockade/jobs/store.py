@@ -128,6 +128,13 @@ class Store:
         """
         return self._submit((_put(record),), urgent=urgent)
 
+    def hurry(self) -> None:
+        """Has what is queued be written now, as if it were urgent."""
+        with self._wake:
+            if self._queue:
+                self._urgent = True
+                self._wake.notify()
+
     def submit_all(self, records: Iterable[JobRecord]) -> Future[None]:
         """Writes records in one transaction; as `submit`."""
         return self._submit(tuple(_put(record) for record in records))

@@ -26,7 +26,6 @@ from stockade.jobs.ending import Ending, classify
 from stockade.jobs.engine import Engine
 from stockade.jobs.reached import find_reached, fuller
 from stockade.jobs.records import JobError, JobRecord
-from stockade.jobs.starts import Created
 from stockade.jobs.states import ForbiddenTransition, JobState
 from stockade.jobs.watch import watch_limits
 from stockade.launcher.input import Input
@@ -62,7 +61,7 @@ class LiveJob:
     def __init__(
         self,
         engine: Engine,
-        created: Created,
+        record: JobRecord,
         policy: Policy,
         plan: SandboxSpec | StockadeError,
         account: Account | None,
@@ -75,8 +74,8 @@ class LiveJob:
         With `artifacts`, each stream becomes an artifact before the record is settled (U-23).
         """
         self.engine = engine
-        self.id = created.record.id
-        self._created = created
+        self.id = record.id
+        self._record = record
         self._keeps_artifacts = artifacts
         self.references: dict[str, JsonValue] = {}
         self.policy = policy
@@ -96,7 +95,7 @@ class LiveJob:
         self._sandbox: Sandbox | None = None
         self.began = 0.0  # of the monotonic clock
         self.has_begun = asyncio.Event()  # or will never begin
-        self.isolation = created.record.isolation
+        self.isolation = record.isolation
         self._grace = policy.limits.grace
         self._hurry = asyncio.Event()
 
@@ -193,7 +192,6 @@ class LiveJob:
         message = self._sandbox.message(self.spec, self._stdin)
         if message is None:
             message = await engine.call(self._sandbox.write_command, self.spec, self._stdin)
-        await self._created.wait_written()
         self._check_wanted()
         await self._sandbox.execute(message)
         self.began = time.monotonic()
@@ -363,7 +361,7 @@ class LiveJob:
             self.account.close()
             if self._keeps_artifacts:
                 for name in self.account.streams:
-                    label, session = self._created.record.label or "", self._created.record.session
+                    label, session = self._record.label or "", self._record.session
                     reference = self.engine.artifacts.bank_stream(self.account, name, label=f"{label} ({name})", session=session)
                     self.references[name] = reference.model_dump()
         return usage
