@@ -259,8 +259,8 @@ class Executor(Reading, Controlling, Interacting):
         engine = self._opened()
         arguments.check_seconds("timeout", timeout)
         record = await self.get(job_id, caller=caller)
-        if not record.settled:
-            task = self._tasks.get(job_id)
+        task = self._tasks.get(job_id)  # outlives the record's commit by the moment in which the job is put away
+        if not record.settled or task is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await (asyncio.shield(task) if task else asyncio.wrap_future(engine.registry.settled(job_id, caller)))

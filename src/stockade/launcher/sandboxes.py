@@ -259,7 +259,12 @@ class Sandboxes:
         sandbox = None
         if self._next is not None and self._shape == (*spec.shape, merge):
             task, self._next = self._next, None
-            await task
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                task.cancel()
+                self._remove_later(task)  # it may have been built by now, and would be nobody's
+                raise
             sandbox = self._alive(task)
         if sandbox is None:
             sandbox = await self._build(spec, merge=merge)
