@@ -99,9 +99,9 @@ async def test_a_kill_reaches_every_process(workspace: Path) -> None:
 
 
 async def test_a_deadline_ends_a_program_that_ignores_every_signal() -> None:
-    async with Executor(build_policy(wall_time=0.5)) as executor:
+    async with Executor(build_policy(wall_time=0.5 * SLOWNESS)) as executor:
         result = await executor.run(python(STUBBORN))
-    assert result.outcome == TimedOut("wall", 0.5)
+    assert result.outcome == TimedOut("wall", 0.5 * SLOWNESS)
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.case(case)) for case in ("d05", "d12", "d13", "d14")])
