@@ -423,7 +423,7 @@ class Executor(Reading, Controlling, Interacting):
 
     async def _read(self, job_id: str, caller: Caller, question: Callable[[Account], T]) -> T:
         record = await self.get(job_id, caller=caller)
-        await self._live_job(job_id, caller)  # or it may have no account yet
+        await self._wait_entered(record)  # or it may have no account yet
         engine = self._opened()
         answer = await engine.call(lambda: question(engine.bank.account(job_id)))
         engine.registry.acknowledge(record)
@@ -431,14 +431,20 @@ class Executor(Reading, Controlling, Interacting):
 
     async def _live_job(self, job_id: str, caller: Caller) -> LiveJob | None:
         """The job, where it has not settled; one that is just being registered is waited for. Raises: UnknownJob."""
-        record = await self.get(job_id, caller=caller)
-        if not record.settled and job_id not in self._live and self._starts:
-            await asyncio.wait(self._starts)
+        await self._wait_entered(await self.get(job_id, caller=caller))
         return self._live.get(job_id)
 
+    async def _wait_entered(self, record: JobRecord) -> None:
+        if not record.settled and record.id not in self._live and self._starts:
+            await asyncio.wait(self._starts)
+
     async def _input(self, job_id: str, caller: Caller) -> tuple[JobRecord, Input | None]:
-        live = await self._live_job(job_id, caller)
-        return await self.get(job_id, caller=caller), None if live is None else live.input
+        record = await self.get(job_id, caller=caller)
+        await self._wait_entered(record)
+        live = self._live.get(job_id)
+        if live is None:
+            return await self.get(job_id, caller=caller), None  # how it has ended is told
+        return record, live.input
 
     async def _account(self, job_id: str) -> Account:
         engine = self._opened()
