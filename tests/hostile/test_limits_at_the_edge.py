@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -25,12 +26,12 @@ SIZES = ("memory", "memory_high", "output", "file_size", "tmp_size", "home_size"
 COUNTS = ("processes", "open_files", "tmp_inodes", "home_inodes", "cpu_weight")
 TIMES = ("wall_time", "cpu_time", "idle_time", "grace")
 
-# Eight processes that fork as fast as they can for two seconds, each child for a moment; prints how many were refused.
+# Sixteen processes that fork as fast as they can for two seconds, each child for a moment; each prints how many it made and was refused.
 RACE = """
 import os, time
 end = time.monotonic() + 2
 refused = made = 0
-for _ in range(7):
+for _ in range(4):
     try: os.fork()
     except OSError: pass
 while time.monotonic() < end:
@@ -199,14 +200,15 @@ async def test_the_smallest_limits_end_a_job_by_their_names_and_never_by_acciden
 
 
 async def test_forks_that_race_for_the_last_process_never_get_beyond_it() -> None:
-    async with Executor(build_policy(processes=24)) as executor:
+    async with Executor(build_policy(processes=24)) as executor:  # eight places to race for
         job = await executor.start(python(RACE))
         most = 0
         tree = None
         while not (await job.wait(0.01)).settled:
             tree = tree or (executor._live[job.id].tree if job.id in executor._live else None)
             if tree is not None and tree.leaf.directory >= 0:
-                most = max(most, await asyncio.to_thread(tree.leaf.count_threads))
+                with contextlib.suppress(OSError):  # it goes at any time
+                    most = max(most, await asyncio.to_thread(tree.leaf.count_threads))
         result = await job.result()
     made, refused = (sum(column) for column in zip(*(map(int, line.split()) for line in result.stdout.splitlines())))
     assert made > 0
