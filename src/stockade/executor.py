@@ -12,42 +12,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from stockade.bank.account import Account
 from stockade.bank.artifacts import ArtifactStore
 from stockade.bank.retention import Removal, Retention
 from stockade.config import Config, caller_environment, from_environment
-from stockade.errors import Closed, ExecutableNotFound, InvalidRequest, StockadeError, TooManyJobs
+from stockade.errors import Closed, InvalidRequest, StockadeError
 from stockade.jobs import arguments, purging
 from stockade.jobs.controlling import Controlling
 from stockade.jobs.engine import Engine
 from stockade.jobs.handle import Job
 from stockade.jobs.interacting import Interacting
+from stockade.jobs.live import LiveJobs
 from stockade.jobs.reading import Reading, check_window
 from stockade.jobs.recent import EVERY_SESSION, Counters, Session
 from stockade.jobs.records import HOST, Caller, JobRecord
-from stockade.jobs.requests import job_request
 from stockade.jobs.results import Result, whole_output
-from stockade.jobs.starts import Created
-from stockade.jobs.supervisor import LiveJob, open_account
-from stockade.launcher import lookup
+from stockade.jobs.supervisor import LiveJob
 from stockade.launcher.input import Input
-from stockade.launcher.outcome import Aborted, Killed, signal_name
-from stockade.policy.admission import Admitted, admit
+from stockade.launcher.outcome import signal_name
 from stockade.policy.command import Command, command
-from stockade.policy.compile import compile_policy
 from stockade.policy.model import Policy
 from stockade.sandbox.spec import SandboxSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_NEVER_STARTED: Final = "cancelled before it was started"
-ERRORS_KEPT: Final = 1_024  # of jobs that never ran, with their types; the records have the texts
 
 
 class Executor(Reading, Controlling, Interacting):
@@ -63,18 +55,13 @@ class Executor(Reading, Controlling, Interacting):
             raise InvalidRequest(f"config: {type(config).__name__} is no Config", field="config", hint="give a stockade.config.Config")
         self.policy = policy
         self.config = config if config is not None else from_environment()
-        self._environment = dict(environment) if environment is not None else caller_environment()
         self._engine: Engine | None = None
-        self._live: dict[str, LiveJob] = {}
-        self._tasks: dict[str, asyncio.Task[JobRecord]] = {}
-        self._starts: set[asyncio.Task[Created]] = set()  # jobs that are being registered
-        self._errors: OrderedDict[str, StockadeError] = OrderedDict()  # of the latest jobs that never ran
-        self._closing = False
+        self._live = LiveJobs(self.config, dict(environment) if environment is not None else caller_environment())
         self._closed: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Executor:
         """Raises: HostUnfit where this host cannot isolate, StateError where the state directory cannot be used."""
-        if self._engine is not None or self._closing:
+        if self._engine is not None or self._live.is_closing:
             raise Closed("this executor has been opened before", hint="make a new one")
         self._engine = await Engine.open(self.config, self._kill_for_peer)
         return self
@@ -121,13 +108,13 @@ class Executor(Reading, Controlling, Interacting):
 
     async def start_with_policy(self, argv: Sequence[str] | Command, policy: Policy, **options: Any) -> Job:
         """As `start`, under a policy of its own that may be wider than the executor's (N-P5): for the host application only."""
-        created = await self._enter(argv, policy, **options)
+        created = await self._live.enter(self._opened(), argv, policy, **options)
         self._opened().registry.hurry()
         try:
             await created.wait_written()
         except asyncio.CancelledError:
             if created.fresh:
-                await self._abort(created.record.id)  # nobody will ever know its id
+                await self._live.abort(created.record.id)  # nobody will ever know its id
             raise
         return Job(self, created.record.id)
 
@@ -141,71 +128,6 @@ class Executor(Reading, Controlling, Interacting):
         check_narrower(policy, self.policy)
         return policy
 
-    async def _enter(
-        self,
-        argv: Sequence[str] | Command,
-        policy: Policy,
-        *,
-        owner: str | None = None,
-        session: str | None = None,
-        key: str | None = None,
-        owner_limit: int | None = None,
-        artifacts: bool = False,
-        settle_failures: bool = False,
-        abort: asyncio.Event | None = None,
-        **parts: Any,
-    ) -> Created:
-        """Admits, registers and begins a job, which may not be on disk yet."""
-        engine = self._opened()
-        if self._closing:
-            raise Closed("the executor has been closed and starts nothing more", hint="make a new executor")
-        arguments.check_policy(policy)
-        arguments.check_start(owner, session, key, owner_limit)
-        arguments.check_abort(abort)
-        wanted = argv if isinstance(argv, Command) else command(argv, **parts)
-        if (busy := len(self._tasks) + len(self._starts)) >= self.config.max_jobs:
-            raise TooManyJobs(f"{busy} jobs run and at most {self.config.max_jobs} may", hint="wait until one ends, or kill one")
-        admitted = admit(policy, wanted)
-        is_aborted = abort is not None and abort.is_set()
-        refused = StockadeError(_NEVER_STARTED) if is_aborted else None
-
-        if engine.server.is_lost:
-            raise Closed("the fork server is gone and starts nothing more", hint="make a new executor")
-
-        def register() -> tuple[SandboxSpec | StockadeError, Created, Account | None]:
-            """Looks the paths up, compiles the plan, admits the job, opens its account; one trip to a thread for all that blocks."""
-            plan = refused or self._plan(engine, admitted, settle_failures=settle_failures)
-            request = job_request(admitted, plan, owner=owner, session=session, key=key)
-            created, account = engine.registry.create(request, limit=owner_limit), None
-            if created.fresh and not isinstance(plan, StockadeError):
-                try:
-                    account = open_account(engine, created.record.id, admitted.policy)
-                except StockadeError as error:
-                    plan = error
-            return plan, created, account
-
-        async def enter() -> Created:
-            plan, created, account = await engine.call(register)
-            if created.fresh:
-                job = LiveJob(engine, created.record, admitted.policy, plan, account, wanted, artifacts=artifacts)
-                if is_aborted:
-                    job.ending.ask(Aborted(_NEVER_STARTED))
-                self._live[job.id] = job
-                self._tasks[job.id] = asyncio.create_task(self._live_out(job, abort), name=f"stockade-job-{job.id}")
-            return created
-
-        # A task of its own: what has been registered must come to life, or it would stay queued for ever.
-        entering = asyncio.create_task(enter(), name="stockade-start")
-        self._starts.add(entering)
-        entering.add_done_callback(self._starts.discard)
-        try:
-            return await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            await asyncio.wait({entering})
-            if not entering.cancelled() and entering.exception() is None and entering.result().fresh:
-                await self._abort(entering.result().record.id)  # nobody will ever know its id
-            raise
-
     async def run(self, argv: Sequence[str] | Command, **options: Any) -> Result:
         """Starts a command, waits for its end and gives its output; options as for `start`.
 
@@ -213,11 +135,11 @@ class Executor(Reading, Controlling, Interacting):
 
         Raises: as `start`, and LaunchFailed where the command never ran.
         """
-        created = await self._enter(argv, self._narrowed(options.pop("policy", None)), **options)
+        created = await self._live.enter(self._opened(), argv, self._narrowed(options.pop("policy", None)), **options)
         try:
             return await self.result(created.record.id)
         except asyncio.CancelledError:
-            await self._abort(created.record.id)
+            await self._live.abort(created.record.id)
             raise
 
     async def result(self, job_id: str, *, caller: Caller = HOST) -> Result:
@@ -225,7 +147,7 @@ class Executor(Reading, Controlling, Interacting):
         record = await self.wait(job_id, caller=caller)
         if record.outcome is None:
             assert record.error is not None
-            known = self._errors.get(job_id)
+            known = self._live.errors.get(job_id)
             raise known if known is not None else StockadeError(record.error.message, hint=record.error.hint)
         if not record.stdout_bytes and not record.stderr_bytes:
             return Result(record, b"", b"")
@@ -259,7 +181,7 @@ class Executor(Reading, Controlling, Interacting):
         engine = self._opened()
         arguments.check_seconds("timeout", timeout)
         record = await self.get(job_id, caller=caller)
-        task = self._tasks.get(job_id)  # outlives the record's commit by the moment in which the job is put away
+        task = self._live.task(job_id)
         if not record.settled or task is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
@@ -286,7 +208,7 @@ class Executor(Reading, Controlling, Interacting):
         reader = (await self._account(job_id)).reader(stream)
         position, grown = 0, asyncio.Event()
         if live is not None:
-            live.followers.add(grown)
+            live.output.followers.add(grown)
         try:
             while True:
                 grown.clear()
@@ -301,7 +223,7 @@ class Executor(Reading, Controlling, Interacting):
                     await grown.wait()
         finally:
             if live is not None:
-                live.followers.discard(grown)
+                live.output.followers.discard(grown)
 
     async def purge(self, retention: Retention, *, unread: bool = False) -> Removal:
         """Removes what `retention` does not keep: output, artifacts and records of jobs that have settled and been read.
@@ -323,7 +245,7 @@ class Executor(Reading, Controlling, Interacting):
             )
         )
         for job_id in done.removed:
-            self._errors.pop(job_id, None)
+            self._live.errors.pop(job_id, None)
         return done
 
     @property
@@ -344,7 +266,7 @@ class Executor(Reading, Controlling, Interacting):
 
         Whoever calls it meanwhile waits for the same end; a caller that is cancelled waits too, and is cancelled then.
         """
-        self._closing = True
+        self._live.is_closing = True
         if self._closed is None:
             if self._engine is None:
                 return
@@ -357,73 +279,18 @@ class Executor(Reading, Controlling, Interacting):
 
     async def _close(self, engine: Engine) -> None:
         engine.registry.refuse_starts()
-        if self._starts:
-            await asyncio.wait(set(self._starts))
-        for job in self._live.values():
-            job.ending.ask(Killed(by="shutdown", detail="the executor was closed"))
-        if self._tasks:
-            await asyncio.wait(set(self._tasks.values()))
+        await self._live.end_all()
         self._engine = None
         await engine.close()
 
     async def explain(self, argv: Sequence[str] | Command, *, policy: Policy | None = None, **parts: Any) -> SandboxSpec:
         """The compiled plan of a command; nothing is started."""
         wanted = argv if isinstance(argv, Command) else command(argv, **parts)
-        plan = await self._opened().call(self._plan, self._opened(), admit(policy or self.policy, wanted))
-        assert isinstance(plan, SandboxSpec)
-        return plan
-
-    def _plan(self, engine: Engine, admitted: Admitted, *, settle_failures: bool = False) -> SandboxSpec | StockadeError:
-        policy = admitted.policy
-        host = engine.host(policy.root)
-        try:
-            resolution = lookup.resolve(
-                argv0=admitted.command.argv[0],
-                cwd=admitted.cwd,
-                path=policy.path,
-                workspace=policy.workspace,
-                ro=policy.ro,
-                rw=policy.rw,
-                host=host,
-                host_path=self.config.host_path,
-                private=engine.state_root,
-                granted=engine.writable,
-                io=policy.limits.io,
-            )
-        except ExecutableNotFound as error:
-            if settle_failures:
-                return error
-            raise
-        places = (*resolution.rw, *((resolution.workspace,) if resolution.workspace is not None else ()))
-        engine.grant(place.real for place in places)
-        engine.check_filter(policy.seccomp)
-        return compile_policy(policy, admitted.command, host, resolution, inherited=self._environment)
-
-    async def _abort(self, job_id: str) -> None:
-        """Ends a job whose caller was cancelled, and waits until it has settled."""
-        live = self._live.get(job_id)
-        if live is not None:
-            live.ending.ask(Aborted())
-            await asyncio.shield(self._tasks[job_id])
-
-    async def _live_out(self, job: LiveJob, abort: asyncio.Event | None) -> JobRecord:
-        watching = None if abort is None else asyncio.create_task(_ask_when_set(abort, job), name=f"stockade-abort-{job.id}")
-        try:
-            return await job.run()
-        finally:
-            if watching is not None:
-                watching.cancel()
-            if job.error is not None:
-                self._errors[job.id] = job.error
-                while len(self._errors) > ERRORS_KEPT:
-                    self._errors.popitem(last=False)
-            del self._live[job.id], self._tasks[job.id]
-            job.has_begun.set()  # or nobody may wait for it any more
-            job.wake_followers()
+        return await self._opened().call(self._live.plan, self._opened(), policy or self.policy, wanted)
 
     async def _read(self, job_id: str, caller: Caller, question: Callable[[Account], T]) -> T:
         record = await self.get(job_id, caller=caller)
-        await self._wait_entered(record)  # or it may have no account yet
+        await self._live.wait_entered(record)  # or it may have no account yet
         engine = self._opened()
         answer = await engine.call(lambda: question(engine.bank.account(job_id)))
         engine.registry.acknowledge(record)
@@ -431,16 +298,12 @@ class Executor(Reading, Controlling, Interacting):
 
     async def _live_job(self, job_id: str, caller: Caller) -> LiveJob | None:
         """The job, where it has not settled; one that is just being registered is waited for. Raises: UnknownJob."""
-        await self._wait_entered(await self.get(job_id, caller=caller))
+        await self._live.wait_entered(await self.get(job_id, caller=caller))
         return self._live.get(job_id)
-
-    async def _wait_entered(self, record: JobRecord) -> None:
-        if not record.settled and record.id not in self._live and self._starts:
-            await asyncio.wait(self._starts)
 
     async def _input(self, job_id: str, caller: Caller) -> tuple[JobRecord, Input | None]:
         record = await self.get(job_id, caller=caller)
-        await self._wait_entered(record)
+        await self._live.wait_entered(record)
         live = self._live.get(job_id)
         if live is None:
             return await self.get(job_id, caller=caller), None  # how it has ended is told
@@ -459,11 +322,6 @@ class Executor(Reading, Controlling, Interacting):
         """Another process of the same user asks, through the state directory."""
         name = signal_name(signal) if isinstance(signal, int) else str(signal)
         return await self.kill(job_id, signal=signal, grace=grace, reason=f"{name} through the state directory")
-
-
-async def _ask_when_set(abort: asyncio.Event, job: LiveJob) -> None:
-    await abort.wait()
-    job.ending.ask(Aborted("the caller's abort signal was set"))
 
 
 async def run(argv: Sequence[str], policy: Policy, **parts: Any) -> Result:

@@ -116,9 +116,9 @@ async def test_a_key_is_not_good_for_another_environment_or_input() -> None:
 async def test_errors_of_jobs_that_never_ran_are_kept_in_a_bounded_number() -> None:
     async with Executor(Policy()) as executor:
         for number in range(1_030):
-            executor._errors[str(number)] = InvalidRequest("x", field="x")
+            executor._live.errors[str(number)] = InvalidRequest("x", field="x")
         await (await executor.start(["no-such-program"], settle_failures=True)).wait()
-        assert len(executor._errors) == 1_024
+        assert len(executor._live.errors) == 1_024
 
 
 @pytest.fixture

@@ -12,37 +12,34 @@ import dataclasses
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final, ParamSpec
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import JsonValue
 
 from stockade.bank.account import Account
-from stockade.bank.streams import Overflow, SinkFailed
+from stockade.bank.streams import Overflow
 from stockade.errors import LaunchFailed, StockadeError
 from stockade.jobs.accounting import record_usage
 from stockade.jobs.budget import Budget
 from stockade.jobs.ending import Ending, classify
 from stockade.jobs.engine import Engine
+from stockade.jobs.output import JobOutput
 from stockade.jobs.reached import find_reached, fuller
 from stockade.jobs.records import JobError, JobRecord
 from stockade.jobs.states import ForbiddenTransition, JobState
 from stockade.jobs.watch import watch_limits
 from stockade.launcher.input import Input
-from stockade.launcher.outcome import Killed, Outcome, OutOfMemory, OutputLimited, Status
+from stockade.launcher.outcome import Outcome, OutOfMemory, Status
 from stockade.launcher.process import KILL_BOUND, ProcessTree
 from stockade.launcher.sandboxes import Sandbox
-from stockade.launcher.stdio import Stream
 from stockade.launcher.waiting import wait_done
 from stockade.policy.command import Command
 from stockade.policy.model import Limits, Policy
 from stockade.sandbox import counters
 from stockade.sandbox.spec import SandboxSpec
 
-P = ParamSpec("P")
 _log = logging.getLogger(__name__)
-
-DRAIN: Final = 5.0  # seconds that a stream may stay open after the last process of its job is gone
 
 
 def stream_names(policy: Policy) -> tuple[str, ...]:
@@ -86,12 +83,9 @@ class LiveJob:
         self.error: StockadeError | None = None  # why it never ran
         self.account = account
         self.tree: ProcessTree | None = None
-        self.followers: set[asyncio.Event] = set()  # each is its own follower's to clear
-        self.streams: list[Stream] = []
+        self.output = JobOutput(engine.pump, self.ending, self.budget)
         self._stdin = command.stdin
         self.input = Input(is_terminal=command.tty is not None) if command.takes_input else None
-        self._loop = asyncio.get_running_loop()
-        self._closed: dict[Stream, asyncio.Event] = {}
         self._sandbox: Sandbox | None = None
         self.began = 0.0  # of the monotonic clock
         self.has_begun = asyncio.Event()  # or will never begin
@@ -171,11 +165,6 @@ class LiveJob:
             self._hurry.set()
         return self._grace
 
-    def wake_followers(self) -> None:
-        """Has everybody who follows look again: a stream has grown or closed, or the job is over."""
-        for follower in self.followers:
-            follower.set()
-
     async def _launch(self) -> ProcessTree:
         """Sandbox, account, pipes, command; returns once the program has been executed."""
         engine = self.engine
@@ -187,7 +176,7 @@ class LiveJob:
         if self.input is not None:
             self.input.open(self._sandbox.open_input())
         for name, descriptor in zip(self.account.streams, self._sandbox.take_pipes(merge=merge), strict=True):
-            self._add_stream(name, descriptor)
+            self.output.add(self.account, name, descriptor)
         self.tree = self._sandbox.tree
         message = self._sandbox.message(self.spec, self._stdin)
         if message is None:
@@ -228,45 +217,6 @@ class LiveJob:
         if self.ending.cause is not None:
             raise StockadeError("the job was ended before its command could run")
 
-    def _add_stream(self, name: str, descriptor: int) -> None:
-        assert self.account is not None
-        stream = Stream(
-            name,
-            descriptor,
-            self.account.writer(name),
-            on_over_cap=self._from_pump(self._on_over_cap),
-            on_failed=self._from_pump(self._on_sink_failed),
-            on_progress=self._on_progress,
-            on_closed=self._from_pump(self._on_closed),
-        )
-        self.streams.append(stream)
-        self._closed[stream] = asyncio.Event()
-        self.engine.pump.add(stream)
-
-    def _from_pump(self, function: Callable[P, None]) -> Callable[P, None]:
-        """Passes a call of the pump's thread on to the event loop."""
-
-        def passed_on(*args: P.args, **kwargs: P.kwargs) -> None:
-            self._loop.call_soon_threadsafe(lambda: function(*args, **kwargs))
-
-        return passed_on
-
-    def _on_over_cap(self, stream: Stream) -> None:
-        self.ending.ask(OutputLimited(stream.name, self.budget.limits.output))
-
-    def _on_sink_failed(self, stream: Stream, error: Exception) -> None:
-        detail = error.message if isinstance(error, SinkFailed) else f"{stream.name} sink failed: {error}"
-        self.ending.ask(Killed(by="sink", detail=detail))
-
-    def _on_progress(self, stream: Stream) -> None:
-        if self.followers:
-            self._loop.call_soon_threadsafe(self.wake_followers)
-
-    def _on_closed(self, stream: Stream) -> None:
-        if (closed := self._closed.get(stream)) is not None:
-            closed.set()
-        self.wake_followers()
-
     async def _await_end(self, tree: ProcessTree) -> Status | None:
         """Waits for the command or for a cause, whichever is first, and until no process is left."""
         ended = asyncio.create_task(tree.wait_ended())
@@ -306,23 +256,6 @@ class LiveJob:
             await asyncio.wait({ended, hurried}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             hurried.cancel()
 
-    async def _drain(self) -> None:
-        """Every byte up to the end of file; a pipe that somebody outside still holds is given up after a while (U-11)."""
-        for stream, closed in self._closed.items():
-            if closed.is_set():
-                continue
-            try:
-                async with asyncio.timeout(DRAIN):
-                    await closed.wait()
-            except TimeoutError:
-                self.ending.notes.append(f"{stream.name} was still held open {DRAIN:g} s after the last process was gone")
-                self.engine.pump.abandon(stream)
-                try:
-                    async with asyncio.timeout(DRAIN):
-                        await closed.wait()
-                except TimeoutError:  # its sink hangs, say: what it holds is on its way to the disk
-                    self.ending.notes.append(f"{stream.name} could not be stored within {DRAIN:g} s, its end may be missing")
-
     async def _clean_up(self) -> counters.Usage:
         """Closes and removes everything but the record."""
         if self.input is not None:
@@ -330,7 +263,7 @@ class LiveJob:
         if self._sandbox is not None:
             await self._sandbox.end()
             self._sandbox.close()
-        await self._drain()
+        await self.output.drain()
         usage = await self.engine.call_removing(self._remove)
         if self._sandbox is not None:
             self.ending.notes += self._sandbox.notes
@@ -408,8 +341,7 @@ class LiveJob:
         )
         # The account's descriptors are closed with their last holder, and we are in cycles with our own callbacks.
         self.account, self.tree = None, None
-        self.streams.clear()
-        self._closed.clear()
+        self.output.forget()
         record = await asyncio.wrap_future(future)
         self.engine.get_ahead(stream_names(self.policy))
         return record

@@ -86,7 +86,7 @@ def _pause(budget: Budget, pace: Pace) -> float:
 async def _look(job: LiveJob, tree: ProcessTree, began: float, pace: Pace) -> bool:
     budget, limits = job.budget, job.budget.limits
     if limits.idle_time is not None:
-        last = max((stream.last_activity for stream in job.streams), default=began)
+        last = job.output.last_activity(began)
         if job.input is not None:  # somebody at work with it
             last = max(last, job.input.last_activity)
         if budget.passed(max(last, began), time.monotonic()) >= limits.idle_time:
