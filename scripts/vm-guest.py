@@ -36,6 +36,14 @@ def write(path, text):
         file.write(text)
 
 
+def load(path):
+    """Loads a kernel module from a compressed file."""
+    with open(path, "rb") as file:
+        if libc.syscall(313, file.fileno(), b"", 4):  # finit_module, MODULE_INIT_COMPRESSED_FILE
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), path)
+
+
 def mount_all():
     global OUT
     plain = NOSUID | NODEV | NOEXEC
@@ -56,7 +64,9 @@ def mount_all():
     for number, path in enumerate(below_tmp):
         mount(path, f"/run/keep/{number}", None, BIND | REC)
     mount("tmp", "/tmp", "tmpfs", 0, "mode=1777")  # as on Debian 12, where it is a part of the root
-    mount("vartmp", "/var/tmp", "tmpfs", 0, "mode=1777")
+    load("/run/out/driver")
+    mount("/dev/vda", "/var/tmp", "ext4")
+    os.chmod("/var/tmp", 0o1777)
     for number, path in enumerate(below_tmp):
         mount(f"/run/keep/{number}", path, None, MOVE)
     OUT = "/run/out"
@@ -94,7 +104,7 @@ def run_command():
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     home = f"/run/user/{USER}" if USER else "/root"
     environment = {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1", "STOCKADE_VM": "1"}
-    environment["STOCKADE_TEST_SLOWNESS"] = SLOWNESS
+    environment |= {"STOCKADE_TEST_SLOWNESS": SLOWNESS, "TMPDIR": "/var/tmp"}
     if USER:
         os.makedirs(home)
         os.chown(home, USER, USER)

@@ -16,6 +16,7 @@ from stockade.launcher.outcome import Exited
 from support.attacks import needs_root, unfiltered
 from support.dialogue import Dialogue
 from support.programs import python, shell
+from support.waiting import SLOWNESS
 
 BUILT_IN = pytest.mark.parametrize("seccomp", ["strict", "default", "debug"])
 
@@ -147,7 +148,7 @@ time.sleep(0.2)
         began = time.monotonic()
         result = await executor.run(python(program), tty=Terminal())
         assert (result.stdout, result.outcome, result.record.notes) == (b"daemon\r\n", Exited(0), ())
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 4 * SLOWNESS
 
 
 async def test_a_terminal_that_was_given_to_somebody_outside_is_given_up(workspace: Path) -> None:

@@ -63,7 +63,7 @@ def flood(begin: int, end: int) -> bytes:
 @pytest.mark.parametrize("polls", [False, True], ids=["nobody reads", "the tail is polled"])
 @pytest.mark.parametrize("overflow", ["kill", "keep-tail"])
 async def test_a_flood_costs_its_cap_and_nobody_else(workspace: Path, overflow: str, polls: bool) -> None:
-    cap, limit = 4 * MIB, 512 * MIB
+    cap, limit = 4 * MIB, int(512 * MIB / SLOWNESS)  # within the 30 s after which the program stops by itself
     async with Executor(policy(workspace, overflow=overflow, limits={"output": cap})) as executor:
         idle = await executor.start(SLEEP)
         before = await asyncio.to_thread(resident)

@@ -186,7 +186,7 @@ async def test_a_job_that_ended_by_itself_is_never_killed() -> None:
 
         async def race() -> None:
             job = await executor.start(TRUE)
-            await asyncio.sleep(chance.uniform(0, 0.03))
+            await asyncio.sleep(chance.uniform(0, 0.03 * SLOWNESS))
             record = await job.kill()
             assert record.outcome is not None
             ends.add(record.outcome)

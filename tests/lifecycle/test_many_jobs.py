@@ -33,11 +33,13 @@ def build_policy() -> Policy:
 
 async def test_twenty_jobs_run_at_the_same_time_and_none_hears_of_another() -> None:
     async with Executor(build_policy()) as executor:
-        jobs = [await executor.start(shell(f"echo {number}; sleep 1; exit {number}")) for number in range(20)]
+        jobs = [await executor.start(shell(f"echo {number}; read -r; exit {number}"), interactive=True) for number in range(20)]
         for job in jobs:
             async for _ in executor.follow(job.id):
                 break
         assert len(executor._live) == 20  # that all of them have begun and none has ended proves that they overlap
+        for job in jobs:
+            await executor.close_stdin(job.id)
         results = await asyncio.gather(*(job.result() for job in jobs))
         assert [(result.outcome, result.stdout) for result in results] == [(Exited(n), b"%d\n" % n) for n in range(20)]
 
