@@ -20,6 +20,7 @@ from stockade.launcher.outcome import Exited, Killed, OutOfMemory, OutputLimited
 from stockade.policy.model import MAX_BYTES, MAX_CPUS, MAX_OPEN_FILES, MAX_PROCESSES, MAX_SECONDS
 from support.limits import until_said
 from support.programs import TRUE, python, shell
+from support.waiting import SLOWNESS
 
 MIB = 1 << 20
 SIZES = ("memory", "memory_high", "output", "file_size", "tmp_size", "home_size", "shm_size")
@@ -83,7 +84,7 @@ print(len(kept), total, flush=True)
 
 
 def build_policy(**limits: Any) -> Policy:
-    return Policy(limits={"grace": 0.2, "wall_time": 30, **limits})
+    return Policy(limits={"grace": 0.2, "wall_time": 30 * SLOWNESS, **limits})
 
 
 @pytest.mark.parametrize("name", [*SIZES, *COUNTS, *TIMES, "cpus"])

@@ -139,7 +139,8 @@ async def test_a_job_may_watch_many_files_and_not_all() -> None:
         result = await executor.run(
             python("import os; os.chdir('/tmp')\n" + WATCH.replace("time.sleep(60)", ""), "5"),
         )
-    assert result.stdout == b"32 EMFILE 65536 ENOSPC\n"
+    given = int(Path("/proc/sys/fs/inotify/max_user_watches").read_text())
+    assert result.stdout == b"32 EMFILE %d ENOSPC\n" % min(65_536, given // 4)
 
 
 async def test_a_socket_of_the_host_in_a_read_only_path_can_be_connected_to(tmp_path: Path) -> None:

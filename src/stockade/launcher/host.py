@@ -13,6 +13,8 @@ from stockade.sandbox.spec import Host, Identity, Place
 _SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
 # What a sandbox makes for itself, or what a root directory must not bring along.
 _OWN = frozenset({"dev", "etc", "home", "lost+found", "proc", "run", "sys", "tmp"})
+_ENOUGH_INOTIFY_INSTANCES = 32
+_ENOUGH_INOTIFY_WATCHES = 65_536
 _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 6, 7, 21
 
 
@@ -70,4 +72,17 @@ def find_host(*, identity: Identity, controllers: Iterable[str], etc: str, root:
         etc=Place("/etc", etc_place.real, etc_place.device, etc_place.inode, etc_place.uid, etc_place.gid, is_dir=True),
         cpus=os.cpu_count() or 1,
         cpuset=cpuset,
+        inotify=_inotify_share(),
     )
+
+
+def _inotify_share() -> tuple[int, int]:
+    """Instances and watches for one job: a quarter of what this host gives each user, and no more than a program needs."""
+    bounds = []
+    for name, enough in (("instances", _ENOUGH_INOTIFY_INSTANCES), ("watches", _ENOUGH_INOTIFY_WATCHES)):
+        try:
+            with open(f"/proc/sys/fs/inotify/max_user_{name}", encoding="ascii") as bound:
+                bounds.append(min(enough, max(1, int(bound.read()) // 4)))
+        except FileNotFoundError:  # a kernel without inotify
+            bounds.append(enough)
+    return bounds[0], bounds[1]

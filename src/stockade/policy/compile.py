@@ -77,6 +77,7 @@ def compile_policy(
         identity=host.identity,
         hostname=policy.hostname,
         loopback=policy.network is Network.LOOPBACK,
+        inotify=host.inotify,
         shm_bytes=policy.limits.memory,
         mechanisms=mechanisms_in_force(policy.limits, host),
         interactive=command.takes_input,

@@ -128,7 +128,7 @@ def main(request: Request, gate: int) -> NoReturn:
         sources = request.sources
         if sources is None:
             sources = rootfs.open_binds(spec["mounts"], None)
-        root = rootfs.build(spec["mounts"], sources, shm_bytes=spec["shm_bytes"])
+        root = rootfs.build(spec["mounts"], sources, inotify=spec["inotify"], shm_bytes=spec["shm_bytes"])
         os.umask(0o022)
     with channel.step("pivot"):
         rootfs.enter(root)

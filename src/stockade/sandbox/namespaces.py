@@ -17,8 +17,6 @@ SIOCSIFFLAGS = 0x8914
 IFF_UP = 0x1
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
 # Of the 128 instances that the kernel gives each user unless the host's root says otherwise, and of its watches.
-MAX_INOTIFY_INSTANCES = 32
-MAX_INOTIFY_WATCHES = 65_536
 
 # One line of an id map: first id inside, first id outside, how many.
 IdMap = tuple[int, int, int]
@@ -94,9 +92,9 @@ def forbid_nested_namespaces(proc: int) -> None:
             raise syscalls.KernelError("write", f"/proc/{path}", error.errno or 0) from None
 
 
-def bound_watches(proc: int) -> None:
+def bound_watches(proc: int, instances: int, watches: int) -> None:
     """Bounds what inotify(7) may hold in our user namespace: it is charged to whoever made that, and so to the host's own user as well."""
-    for name, most in (("instances", MAX_INOTIFY_INSTANCES), ("watches", MAX_INOTIFY_WATCHES)):
+    for name, most in (("instances", instances), ("watches", watches)):
         try:
             descriptor = os.open(f"sys/user/max_inotify_{name}", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=proc)
         except FileNotFoundError:  # a kernel without inotify

@@ -47,7 +47,7 @@ PROC_MASKED = (
 PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "pressure")
 
 
-def build(operations: list[list[Any]], sources: list[int | None], *, shm_bytes: int | None = None) -> int:
+def build(operations: list[list[Any]], sources: list[int | None], *, inotify: tuple[int, int], shm_bytes: int | None = None) -> int:
     """Makes the root and runs every operation in it; returns a descriptor of it, not yet pivoted into.
 
     `sources` holds, for each operation that is a bind, its detached copy (see `open_binds`).
@@ -62,7 +62,7 @@ def build(operations: list[list[Any]], sources: list[int | None], *, shm_bytes: 
             mounts.attach(source, root, operation[1])
         else:
             _MAKE[operation[0]](root, operation)
-    _seal_proc(root, shm_bytes)
+    _seal_proc(root, inotify, shm_bytes)
     return root
 
 
@@ -179,7 +179,7 @@ def _proc(root: int, operation: list[Any]) -> None:
     os.close(mounts.mount_at(root, operation[1], "proc", PROC_FLAGS, PROC_OPTIONS))
 
 
-def _seal_proc(root: int, shm_bytes: int | None) -> None:
+def _seal_proc(root: int, inotify: tuple[int, int], shm_bytes: int | None) -> None:
     """Forbids namespaces below ours, then covers the kernel's controls; last of all, because a detached mount is a namespace too.
 
     open_tree(2) with OPEN_TREE_CLONE counts against max_mnt_namespaces, so every copy is made before that becomes 0, and
@@ -198,7 +198,7 @@ def _seal_proc(root: int, shm_bytes: int | None) -> None:
             else:
                 covers.append((name, mounts.detach_copy(null, read_only=True, device=True, recursive=False)))
         namespaces.forbid_nested_namespaces(proc)
-        namespaces.bound_watches(proc)
+        namespaces.bound_watches(proc, *inotify)
         namespaces.bound_system_v(proc, shm_bytes)
         for name in directories:
             flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC

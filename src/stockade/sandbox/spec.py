@@ -216,6 +216,7 @@ class Host:
     etc: Place  # a directory with the /etc that jobs see
     cpus: int
     cpuset: str | None = None  # the CPUs that jobs can have, such as "0-3"; None: not known
+    inotify: tuple[int, int] = (32, 16_384)  # instances and watches that one job may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +234,7 @@ class SandboxSpec:
     identity: Identity
     hostname: str = "stockade"
     loopback: bool = True
+    inotify: tuple[int, int] = (32, 16_384)  # instances and watches
     shm_bytes: int | None = None  # of System V shared memory in all (kernel.shmall); None: the kernel's default
     mechanisms: tuple[tuple[str, str], ...] = field(default=())  # ("memory", "memory.cgroup") …, one a limit
     interactive: bool = False  # standard input is written while it runs
@@ -254,6 +256,7 @@ class SandboxSpec:
             *self.cgroup.describe(),
             *(limit.describe() for limit in self.rlimits),
             "nested   user.max_*_namespaces = 0",
+            "inotify  {} instances, {} watches".format(*self.inotify),
             "drop     all capabilities, securebits locked, no_new_privs",
             f"seccomp  {self.seccomp}",
             *(f"env      {name}={value}" for name, value in self.environment),
@@ -266,7 +269,17 @@ class SandboxSpec:
     @property
     def shape(self) -> tuple[object, ...]:
         """What two specs must have in common for one sandbox to serve either: everything but the command."""
-        return (self.mounts, self.rlimits, self.cgroup, self.seccomp, self.identity, self.hostname, self.loopback, self.shm_bytes)
+        return (
+            self.mounts,
+            self.rlimits,
+            self.cgroup,
+            self.seccomp,
+            self.identity,
+            self.hostname,
+            self.loopback,
+            self.inotify,
+            self.shm_bytes,
+        )
 
     def wire(self) -> dict[str, Any]:
         """What init builds, as JSON-able lists and dicts; text is passed with surrogateescape."""
@@ -276,6 +289,7 @@ class SandboxSpec:
             "seccomp": self.seccomp,
             "hostname": self.hostname,
             "loopback": self.loopback,
+            "inotify": self.inotify,
             "shm_bytes": self.shm_bytes,
             "terminal": self.terminal,
             "uid": JOB_UID,
