@@ -14,6 +14,9 @@ HOLD = "\nimport time; print('held', flush=True); time.sleep(5)"
 WAYS = {
     "heap": "data = bytearray(256 << 20)",
     "memory files": "import os\nfor n in range(8):\n fd = os.memfd_create('x'); os.write(fd, bytes(32 << 20))",
+    "a memory file among thousands": "import os, time\nfor n in range(5):\n if os.fork() == 0:\n"
+    "  kept = [os.memfd_create('x') for _ in range(1000)]; time.sleep(6); os._exit(0)\n"
+    "time.sleep(0.2); fd = os.memfd_create('x')\nfor n in range(8): os.write(fd, bytes(32 << 20))",
     "unlinked shared memory": "import os\nfor n in range(2):\n"
     " fd = os.open('/dev/shm/x', os.O_CREAT | os.O_RDWR); os.unlink('/dev/shm/x')\n for _ in range(4): os.write(fd, bytes(32 << 20))",
     "a file in /tmp": "f = open('/tmp/x', 'wb', 0)\nfor n in range(8): f.write(bytes(32 << 20))",
@@ -55,6 +58,28 @@ async def test_the_same_program_within_its_limit_ends_by_itself(way: str) -> Non
     async with Executor(policy(640 << 20)) as executor:
         result = await executor.run(python(WAYS[way] + HOLD.replace("5", "0.3")))
     assert (result.outcome, result.stdout) == (Exited(0), b"held\n")
+
+
+async def test_a_job_with_more_descriptors_than_can_be_looked_at_is_ended() -> None:
+    """What they hold is not known, and must not be taken for nothing. Control: with half as many it ends by itself."""
+    program = """
+import os, sys, time
+for n in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        kept = [os.dup(1) for _ in range(4000)]
+        time.sleep(5)
+        os._exit(0)
+print('held', flush=True)
+time.sleep(2)
+"""
+    async with Executor(policy(LIMIT).replace(limits={"open_files": 4096})) as executor:
+        over, within = [await executor.run(python(program, number)) for number in ("20", "10")]
+    assert within.outcome == Exited(0)
+    if over.isolation["memory"] == "memory.cgroup":  # the kernel knows
+        assert over.outcome == Exited(0)
+        return
+    assert isinstance(over.outcome, OutOfMemory)
+    assert over.record.notes == ("more than 65536 descriptors were open, and what they hold could not be counted",)
 
 
 async def test_pages_that_processes_share_count_once() -> None:

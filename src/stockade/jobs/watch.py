@@ -15,7 +15,7 @@ from stockade.jobs.pace import LONGEST as PERIOD
 from stockade.jobs.pace import Pace
 from stockade.launcher.outcome import OutOfMemory, TimedOut
 from stockade.launcher.process import ProcessTree
-from stockade.launcher.sampling import tree_memory
+from stockade.launcher.sampling import Uncountable, tree_memory
 from stockade.launcher.scratch import Filling
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Sample:
     threads: int | None
     memory: int | None
     processes: int
+    uncountable: str | None = None  # why what it holds is not known, and may be anything
 
 
 async def watch_limits(job: LiveJob, tree: ProcessTree, began: float) -> None:
@@ -101,6 +102,9 @@ async def _look(job: LiveJob, tree: ProcessTree, began: float, pace: Pace) -> bo
         return job.ending.ask(TimedOut("cpu", limits.cpu_time))
     if limits.memory is not None and sample.memory is not None and sample.memory > limits.memory:
         return job.ending.ask(OutOfMemory(limit=limits.memory, peak=sample.memory, processes=sample.processes))
+    if limits.memory is not None and sample.uncountable is not None:
+        job.ending.notes.append(sample.uncountable)
+        return job.ending.ask(OutOfMemory(limit=limits.memory, processes=sample.processes))
     return False
 
 
@@ -108,10 +112,13 @@ def _sample(budget: Budget, tree: ProcessTree) -> Sample:
     """Blocks."""
     limits, leaf = budget.limits, tree.leaf
     filled = tree.scratch.measure()
-    memory, processes = None, 0
+    memory, processes, uncountable = None, 0, None
     if limits.memory is not None and budget.samples_memory:
-        memory = tree_memory(leaf, limits.memory, sum(each.used_bytes for each in filled.values()))
-        if memory > limits.memory:
+        try:
+            memory = tree_memory(leaf, limits.memory, sum(each.used_bytes for each in filled.values()))
+        except Uncountable as reason:
+            uncountable = str(reason)
+        if memory is None or memory > limits.memory:
             processes = len(leaf.processes()) - 1  # init is none of the job's
     return Sample(
         cpu=None if limits.cpu_time is None else leaf.cpu_seconds(),
@@ -119,4 +126,5 @@ def _sample(budget: Budget, tree: ProcessTree) -> Sample:
         threads=leaf.count_threads() if budget.samples_processes else None,
         memory=memory,
         processes=processes,
+        uncountable=uncountable,
     )

@@ -22,12 +22,18 @@ from stockade.sandbox.cgroup import Leaf
 
 _BLOCK = 512  # bytes of st_blocks, whatever the file system's own block is (stat(2))
 _MAX_MAPPINGS = 20_000  # looked at in one go: about 0.2 s
-_MAX_FILES = 4096  # memory files looked at in one go; a job has at most `open_files` in each process
+MAX_DESCRIPTORS = 65_536  # looked at in one go: about 0.2 s
+
+
+class Uncountable(Exception):
+    """A job holds more than can be looked at in one go."""
 
 
 def tree_memory(leaf: Leaf, limit: int, scratch: int) -> int:
     """Bytes that a job holds, `scratch` of them in its own tmpfs mounts: an upper bound while it is at most `limit`, as exact as can
     be above. Blocks.
+
+    Raises: Uncountable, where the job has more than `MAX_DESCRIPTORS` open: there would be a place to hide memory files.
     """
     processes = _processes(leaf)
     memory_files = _memory_files(processes)
@@ -119,25 +125,27 @@ def _mapped_alone(processes: list[psutil.Process], counted: dict[int, int], *, a
 
 
 def _memory_files(processes: list[psutil.Process]) -> dict[int, int]:
-    """Bytes of each memory file that is held open, by inode; files of a disk are none."""
+    """Bytes of each memory file that is held open, by inode; files of a disk are none. Raises: Uncountable."""
     device = _memory_file_device()
-    seen: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    looked_at = 0
     for process in processes:
         directory = f"/proc/{process.pid}/fd"
         try:
             numbers = os.listdir(directory)
         except OSError:
             continue
+        looked_at += len(numbers)
+        if looked_at > MAX_DESCRIPTORS:
+            raise Uncountable(f"more than {MAX_DESCRIPTORS} descriptors were open, and what they hold could not be counted")
         for number in numbers:
-            if len(seen) >= _MAX_FILES:
-                return seen
             try:
                 found = os.stat(f"{directory}/{number}")
             except OSError:
                 continue
             if found.st_dev == device:
-                seen[found.st_ino] = found.st_blocks * _BLOCK
-    return seen
+                sizes[found.st_ino] = found.st_blocks * _BLOCK
+    return sizes
 
 
 @functools.cache
