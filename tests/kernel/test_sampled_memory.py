@@ -16,7 +16,7 @@ WAYS = {
     "memory files": "import os\nfor n in range(8):\n fd = os.memfd_create('x'); os.write(fd, bytes(32 << 20))",
     "a memory file among thousands": "import os, time\nfor n in range(5):\n if os.fork() == 0:\n"
     "  kept = [os.memfd_create('x') for _ in range(1000)]; time.sleep(6); os._exit(0)\n"
-    "time.sleep(0.2); fd = os.memfd_create('x')\nfor n in range(8): os.write(fd, bytes(32 << 20))",
+    "time.sleep(0.2)\nif os.fork() == 0:\n fd = os.memfd_create('x')\n for n in range(8): os.write(fd, bytes(32 << 20))\n time.sleep(6)",
     "unlinked shared memory": "import os\nfor n in range(2):\n"
     " fd = os.open('/dev/shm/x', os.O_CREAT | os.O_RDWR); os.unlink('/dev/shm/x')\n for _ in range(4): os.write(fd, bytes(32 << 20))",
     "a file in /tmp": "f = open('/tmp/x', 'wb', 0)\nfor n in range(8): f.write(bytes(32 << 20))",
