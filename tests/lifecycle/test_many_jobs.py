@@ -72,7 +72,9 @@ async def test_two_hundred_jobs_in_sequence_leave_nothing_behind() -> None:
         """The state when the sandbox that is built ahead is there."""
         engine = executor._engine
         assert engine is not None
-        await eventually(lambda: len(members(engine.tree.path)) == 2, "only the fork server and the next sandbox are there")
+        standby = engine.sandboxes
+        await eventually(lambda: standby._next is not None and standby._next.done(), "the next sandbox waits for its command")
+        await eventually(lambda: len(members(engine.tree.path)) == 2, "nothing but that and the fork server is there")
         return await asyncio.to_thread(state)
 
     async with Executor(build_policy()) as executor:
