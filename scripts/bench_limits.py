@@ -70,11 +70,11 @@ FAMILY = "import os, time\nfor n in range({}):\n if os.fork() == 0: break\nprint
 
 FIXED_WORK = """
 import sys, time
-began = time.perf_counter()
+began, used = time.perf_counter(), time.process_time()
 total = 0
 for number in range(int(sys.argv[1])):
     total += number * number
-print(time.perf_counter() - began)
+print(time.perf_counter() - began, time.process_time() - used)
 """
 SPIN = "import os\nfor _ in range(2 * os.cpu_count() - 1):\n if os.fork() == 0: break\nwhile True: pass"
 FORK = "import os\nwhile True:\n try:\n  if os.fork() == 0: pass\n except OSError: pass"
@@ -174,16 +174,16 @@ async def bench_fairness() -> None:
         held = f"{isolation['memory']}, {isolation['processes']}, {await _cpu(executor)}"
         print(f"beside one greedy job on {os.cpu_count()} cores ({held}):")
         work = await _calibrated(executor)
-        alone, still = await _beside(executor, work)
-        print(f"  {'nothing':<26} sibling {alone:6.2f} s          lag p50 {still[0]:6.1f} ms  p99 {still[1]:6.1f} ms")
+        alone, part, still = await _beside(executor, work)
+        print(f"  {'nothing':<26} sibling {alone:5.2f} s         {part:4.0%} of a core  lag p50 {still[0]:5.1f} ms  p99 {still[1]:5.1f} ms")
         for name, argv in GREEDY.items():
             job = await executor.start(argv)
             await asyncio.sleep(0.5 * SLOWNESS)
-            took, lag = await _beside(executor, work)
+            took, part, lag = await _beside(executor, work)
             await job.kill(grace=0)
             print(
-                f"  {name:<26} sibling {took:6.2f} s  x {took / alone:4.2f}  lag p50 {lag[0]:6.1f} ms  p99 {lag[1]:6.1f} ms"
-                f"   (x {lag[0] / still[0]:.1f}, x {lag[1] / still[1]:.1f})"
+                f"  {name:<26} sibling {took:5.2f} s  x {took / alone:4.2f} {part:4.0%} of a core"
+                f"  lag p50 {lag[0]:5.1f} ms  p99 {lag[1]:5.1f} ms  (x {lag[0] / still[0]:.1f}, x {lag[1] / still[1]:.1f})"
             )
 
 
@@ -195,12 +195,20 @@ async def _cpu(executor: Executor) -> str:
 async def _calibrated(executor: Executor) -> int:
     """As many rounds of the fixed work as take about two seconds alone."""
     tried = 200_000
-    seconds = float((await executor.run([*PYTHON, FIXED_WORK, str(tried)])).stdout)
+    seconds, _ = await _work(executor, tried)
     return max(tried, int(tried * 2 / seconds))
 
 
-async def _beside(executor: Executor, work: int) -> tuple[float, tuple[float, float]]:
-    """Median seconds that the sibling's work takes, of three; the event loop's lag meanwhile (median, 99th percentile), in ms."""
+async def _work(executor: Executor, rounds: int) -> tuple[float, float]:
+    """Seconds that fixed work takes in a job, by the clock on the wall and of CPU."""
+    wall, cpu = map(float, (await executor.run([*PYTHON, FIXED_WORK, str(rounds)])).stdout.split())
+    return wall, cpu
+
+
+async def _beside(executor: Executor, rounds: int) -> tuple[float, float, tuple[float, float]]:
+    """Median seconds that the sibling's work takes, of three, and the part of a core that it gets, which does not depend on how fast
+    the core is meanwhile; the event loop's lag (median, 99th percentile) in ms.
+    """
     late: list[float] = []
 
     async def watch() -> None:
@@ -210,8 +218,8 @@ async def _beside(executor: Executor, work: int) -> tuple[float, tuple[float, fl
             late.append(time.perf_counter() - began - 0.005)
 
     watching = asyncio.create_task(watch())
-    took = [float((await executor.run([*PYTHON, FIXED_WORK, str(work)])).stdout) for _ in range(3)]
+    took, cpu = sorted([await _work(executor, rounds) for _ in range(3)])[1]
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     late.sort()
-    return statistics.median(took), (max(late[len(late) // 2], 1e-5) * 1e3, max(late[int(len(late) * 0.99)], 1e-5) * 1e3)
+    return took, cpu / took, (max(late[len(late) // 2], 1e-5) * 1e3, max(late[int(len(late) * 0.99)], 1e-5) * 1e3)
