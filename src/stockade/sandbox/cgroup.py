@@ -8,11 +8,14 @@ Rests on the kernel's cgroup-v2 documentation; cgroup.kill is 5.14, memory.peak 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import select
+import threading
 import time
+from collections.abc import Iterator
 
 from stockade.sandbox.counters import Usage, flat_keyed, read_usage
 from stockade.sandbox.delegation import SUPERVISOR, no_cgroup
@@ -33,6 +36,8 @@ class Leaf:
         self.name = name
         self.directory = directory
         self._parent = parent
+        self._freezing = threading.Lock()
+        self._is_frozen = False
 
     def read(self, name: str) -> str | None:
         """The text of one of its files, None where the kernel has no such file."""
@@ -47,7 +52,37 @@ class Leaf:
 
     def freeze(self, *, frozen: bool) -> None:
         """Stops or resumes every process in it (cgroup.freeze)."""
-        self.write("cgroup.freeze", "1" if frozen else "0")
+        with self._freezing:
+            self.write("cgroup.freeze", "1" if frozen else "0")
+            self._is_frozen = frozen
+
+    @contextlib.contextmanager
+    def held_still(self, bound: float) -> Iterator[None]:
+        """Stops every process in it meanwhile; goes on after `bound` seconds where some could not be stopped yet. Blocks."""
+        with self._freezing:
+            if not self._is_frozen:
+                self.write("cgroup.freeze", "1")
+            try:
+                self._wait_event("frozen", 1, bound)
+                yield
+            finally:
+                if not self._is_frozen:
+                    self.write("cgroup.freeze", "0")
+
+    def _wait_event(self, name: str, value: int, bound: float) -> bool:
+        """Waits until cgroup.events says so; False after `bound` seconds. Blocks."""
+        deadline = time.monotonic() + bound
+        events = os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.directory)
+        try:
+            poll = select.poll()
+            poll.register(events, select.POLLPRI)
+            while flat_keyed(os.pread(events, 4096, 0).decode("ascii", "replace")).get(name) != value:
+                if (left := deadline - time.monotonic()) <= 0:
+                    return False
+                poll.poll(left * 1000)
+            return True
+        finally:
+            os.close(events)
 
     def is_populated(self) -> bool:
         """True while a live process is in it; zombies do not count."""
