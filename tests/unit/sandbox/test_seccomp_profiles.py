@@ -19,8 +19,9 @@ from support import bpf
 
 TABLES = {"x86_64": (bpf.X86_64, syscall_tables.X86_64), "aarch64": (bpf.AARCH64, syscall_tables.AARCH64)}
 HIGH = 1 << 32
-EPERM, EINVAL, ENOSYS, EAFNOSUPPORT, ENOTSOCK = (
-    bpf.errno_value(number) for number in (errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EAFNOSUPPORT, errno.ENOTSOCK)
+EPERM, EINVAL, ENOSYS, EAFNOSUPPORT, ENOTSOCK, ENOMEM, ENOPROTOOPT = (
+    bpf.errno_value(number)
+    for number in (errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EAFNOSUPPORT, errno.ENOTSOCK, errno.ENOMEM, errno.ENOPROTOOPT)
 )
 
 
@@ -188,6 +189,39 @@ def test_clone_makes_processes_and_threads_but_no_namespace(name: str, arch: str
 
 
 @ON_BOTH
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("high", [0, HIGH], ids=["plain", "bit 32"])
+def test_no_thread_has_descriptors_of_its_own(name: str, arch: str, high: int) -> None:
+    """Those of a process are looked at from outside where memory is sampled; CLONE_THREAD, CLONE_FILES, CLOSE_RANGE_UNSHARE."""
+    thread, files = 0x10000, 0x400
+    assert answer(name, "clone", high | thread | 0x900, arch=arch) == EPERM
+    assert answer(name, "clone", high | thread | files | 0x900, arch=arch) == bpf.ALLOW
+    assert answer(name, "clone", high | files | 0x11, arch=arch) == bpf.ALLOW
+    assert answer(name, "close_range", 3, 9, high | 4, arch=arch) == bpf.ALLOW
+    for flags in (2, 6):
+        assert answer(name, "close_range", 3, 9, high | flags, arch=arch) == EINVAL
+
+
+@ON_BOTH
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_huge_pages_of_the_host_are_out_of_reach(name: str, arch: str) -> None:
+    assert answer(name, "mmap", 0, 4096, 3, 0x22, arch=arch) == bpf.ALLOW
+    assert answer(name, "mmap", 0, 4096, 3, 0x22 | 0x40000, arch=arch) == ENOMEM
+    assert answer(name, "memfd_create", 0, 4, arch=arch) == ENOSYS
+    assert answer(name, "shmget", 0, 4096, 0o1600, arch=arch) == bpf.ALLOW
+    assert answer(name, "shmget", 0, 4096, 0o5600, arch=arch) == EPERM
+
+
+@ON_BOTH
+@pytest.mark.parametrize("name", ["default", "debug"])
+def test_no_filter_is_attached_to_a_socket(name: str, arch: str) -> None:
+    """SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF; other options, and the same numbers of other levels, are."""
+    attach = {option for option in range(100) if answer(name, "setsockopt", 3, 1, option, arch=arch) == ENOPROTOOPT}
+    assert attach == {26, 50, 51, 52}
+    assert answer(name, "setsockopt", 3, 6, 26, arch=arch) == bpf.ALLOW
+
+
+@ON_BOTH
 @pytest.mark.parametrize("name", ["default", "debug"])
 @pytest.mark.parametrize("high", [0, HIGH], ids=["plain", "bit 32"])
 def test_only_four_socket_families_exist(name: str, arch: str, high: int) -> None:
@@ -314,7 +348,7 @@ SCMP_OPS = {"NE": 1, "LT": 2, "LE": 3, "EQ": 4, "GE": 5, "GT": 6, "MASKED_EQ": 7
 SCMP_ARCHES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 NR_SCMP_ERROR = -1
 # libseccomp lets a rule without args win over all rules with args of the same call, whatever their order.
-ORDER_MATTERS = {"ioctl", "prctl", "personality"}
+ORDER_MATTERS = {"ioctl", "prctl", "personality", "setsockopt"}
 
 
 def libseccomp() -> ctypes.CDLL:
