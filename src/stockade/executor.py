@@ -139,7 +139,8 @@ class Executor(Reading, Controlling, Interacting):
         try:
             return await self.result(created.record.id)
         except asyncio.CancelledError:
-            await self._live.abort(created.record.id)
+            if created.fresh:
+                await self._live.abort(created.record.id)
             raise
 
     async def result(self, job_id: str, *, caller: Caller = HOST) -> Result:

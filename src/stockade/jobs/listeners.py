@@ -1,7 +1,7 @@
-"""Who is told that a job has settled: waiters first, then listeners, each exactly once, on a thread of our own.
+"""Who is told that a job has settled: waiters first, then listeners, each exactly once.
 
-The thread is not the store's: a listener may start a job and wait for its commit. What a listener raises is logged and goes
-no further.
+Listeners are called on a thread of their own, so nobody else waits for one that is slow, or that starts a job and waits for it. What
+one raises is logged and goes no further.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 
 from stockade.jobs.records import HOST, Caller, JobRecord
@@ -72,17 +72,17 @@ class Listeners:
 
 
 class Notices:
-    """One thread that releases the waiters of a settled job and then tells its listeners, job by job in order of commit."""
+    """One thread that tells listeners of settled jobs, job by job in order of commit."""
 
     def __init__(self, listeners: Listeners) -> None:
         self._listeners = listeners
-        self._queue: queue.SimpleQueue[tuple[JobRecord, tuple[Waiter, ...]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[JobRecord | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stockade-notices", daemon=True)
         self._thread.start()
 
-    def post(self, record: JobRecord, waiters: Iterable[Waiter]) -> None:
+    def post(self, record: JobRecord) -> None:
         """Hands over one settled job; returns at once."""
-        self._queue.put((record, tuple(waiters)))
+        self._queue.put(record)
 
     def close(self, timeout: float) -> None:
         """Ends the thread after what was posted, waiting at most `timeout` seconds; once is enough."""
@@ -91,10 +91,7 @@ class Notices:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        while (notice := self._queue.get()) is not None:
-            record, waiters = notice
-            for waiter in waiters:
-                release(waiter, record)
+        while (record := self._queue.get()) is not None:
             self._listeners.tell(record)
 
 

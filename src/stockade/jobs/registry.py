@@ -319,11 +319,10 @@ class Registry:
             waiters = tuple(live.waiters)
             if live.done is not None:
                 waiters = (live.done, *waiters)
-            if self._listeners:
-                self._notices.post(record, waiters)
-                return
-        for waiter in waiters:  # nobody to tell: no need to wake another thread
+        for waiter in waiters:
             release(waiter, record)
+        if self._listeners:  # nobody to tell: no need to wake another thread
+            self._notices.post(record)
 
     def _drop(self, live: _Live, waiter: Waiter) -> None:
         with self._lock:

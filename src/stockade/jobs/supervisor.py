@@ -147,8 +147,13 @@ class LiveJob:
         return True
 
     async def _write_frozen(self, tree: ProcessTree, *, frozen: bool) -> None:
+        was_frozen = self.budget.clock.is_frozen
         self.budget.set_frozen(time.monotonic(), frozen=frozen)
-        await self.engine.call_watching(tree.leaf.freeze, frozen=frozen)
+        try:
+            await asyncio.to_thread(tree.leaf.freeze, frozen=frozen)
+        except BaseException:  # its time goes on as it went
+            self.budget.set_frozen(time.monotonic(), frozen=was_frozen)
+            raise
 
     def set_limits(self, limits: Limits, isolation: Mapping[str, str]) -> None:
         """Other limits hold from now on; `isolation` names how. Whoever must have been told outside has been."""

@@ -40,106 +40,113 @@ class Sample:
 
 
 async def watch_limits(job: LiveJob, tree: ProcessTree, began: float) -> None:
-    """Looks at one job and asks for its end when a limit is reached; cancelled when the job has ended.
-
-    Its memory is looked at until then, also while it is being ended: it may use all of its grace to take more. The limits may change
-    meanwhile, and so may whether the job is frozen; the budget tells.
-    """
-    pace, sampler = Pace(), MemorySampler(tree.leaf)
-    while True:
-        job.budget.changed.clear()
-        left = _time_left(job, began)
-        if left <= 0:
-            _ask_for_wall_time(job)
-            continue
-        try:
-            async with asyncio.timeout(min(left, _pause(job, pace))):
-                await job.budget.changed.wait()
-            continue
-        except TimeoutError:
-            pass
-        try:
-            if _has_to_look(job) and await _look(job, sampler, tree, began, pace):
-                return
-        except (OSError, RuntimeError):
-            pass  # no descriptor or thread was free, say; the next look comes soon
-        except Exception:  # noqa: BLE001 - a bug of ours must not end the watch
-            _log.exception("job %s could not be looked at", job.id)
+    """Looks at one job and asks for its end when a limit is reached; cancelled when the job has ended."""
+    await _Watch(job, tree, began).run()
 
 
-def _time_left(job: LiveJob, began: float) -> float:
-    """Seconds of wall time that are left; without a limit, once the job is being ended, and while a frozen job's clock stands still, more
-    than any look waits.
-    """
-    budget, limits = job.budget, job.budget.limits
-    if limits.wall_time is None or job.ending.cause is not None:
-        return _LONGEST
-    left = limits.wall_time - budget.passed(began, time.monotonic())
-    return _LONGEST if left > 0 and budget.clock.is_frozen and not limits.count_frozen else left
+class _Watch:
+    """The watch over one job. The limits may change meanwhile, and so may whether the job is frozen; the budget tells."""
 
+    def __init__(self, job: LiveJob, tree: ProcessTree, began: float) -> None:
+        self._job = job
+        self._tree = tree
+        self._began = began
+        self._pace = Pace()
+        self._sampler = MemorySampler(tree.leaf)
+        self._over: set[str] = set()  # the clocks that have run out; each is told once
 
-def _ask_for_wall_time(job: LiveJob) -> None:
-    assert job.budget.limits.wall_time is not None
-    job.ending.ask(TimedOut("wall", job.budget.limits.wall_time))
+    async def run(self) -> None:
+        """Goes on while the job is being ended: it may use all of its grace to take memory."""
+        budget = self._job.budget
+        while True:
+            budget.changed.clear()
+            left = self._time_left()
+            if left <= 0:
+                self._tell_wall_time()
+                continue
+            try:
+                async with asyncio.timeout(min(left, self._pause())):
+                    await budget.changed.wait()
+                continue
+            except TimeoutError:
+                pass
+            try:
+                if self._has_to_look() and await self._look():
+                    return
+            except (OSError, RuntimeError):
+                pass  # no descriptor or thread was free, say; the next look comes soon
+            except Exception:  # noqa: BLE001 - a bug of ours must not end the watch
+                _log.exception("job %s could not be looked at", self._job.id)
 
+    def _time_left(self) -> float:
+        """Seconds of wall time that are left; without a limit, once it has been told, and while a frozen job's clock stands still, more
+        than any look waits.
+        """
+        budget, limits = self._job.budget, self._job.budget.limits
+        if limits.wall_time is None or "wall" in self._over:
+            return _LONGEST
+        left = limits.wall_time - budget.passed(self._began, time.monotonic())
+        return _LONGEST if left > 0 and budget.clock.is_frozen and not limits.count_frozen else left
 
-def _samples_memory(job: LiveJob) -> bool:
-    return job.budget.limits.memory is not None and job.budget.samples_memory
+    def _tell_wall_time(self) -> None:
+        assert self._job.budget.limits.wall_time is not None
+        self._tell(TimedOut("wall", self._job.budget.limits.wall_time))
 
+    def _tell(self, cause: TimedOut) -> None:
+        if cause.clock not in self._over:
+            self._over.add(cause.clock)
+            self._job.ending.ask(cause)
 
-def _has_to_look(job: LiveJob) -> bool:
-    limits = job.budget.limits
-    return _samples_memory(job) or (job.ending.cause is None and (limits.cpu_time is not None or limits.idle_time is not None))
+    def _samples_memory(self) -> bool:
+        return self._job.budget.limits.memory is not None and self._job.budget.samples_memory
 
+    def _has_to_look(self) -> bool:
+        limits = self._job.budget.limits
+        return self._samples_memory() or limits.cpu_time is not None or limits.idle_time is not None
 
-def _pause(job: LiveJob, pace: Pace) -> float:
-    """Seconds until the next look, or until there may be a reason for one."""
-    if not _has_to_look(job):
-        return _LONGEST
-    return pace.pause if _samples_memory(job) else PERIOD
+    def _pause(self) -> float:
+        """Seconds until the next look, or until there may be a reason for one."""
+        if not self._has_to_look():
+            return _LONGEST
+        return self._pace.pause if self._samples_memory() else PERIOD
 
-
-async def _look(job: LiveJob, sampler: MemorySampler, tree: ProcessTree, began: float, pace: Pace) -> bool:
-    """Looks once; True where there is nothing left to look for."""
-    budget, limits = job.budget, job.budget.limits
-    if limits.idle_time is not None and job.ending.cause is None:
-        last = job.output.last_activity(began)
-        if job.input is not None:  # somebody at work with it
-            last = max(last, job.input.last_activity)
-        if budget.passed(max(last, began), time.monotonic()) >= limits.idle_time:
-            job.ending.ask(TimedOut("idle", limits.idle_time))
-    asked = time.monotonic()
-    sample = await _sampled(job, sampler, tree, began)
-    if limits.memory is not None and sample.memory is not None:
-        seen = time.monotonic()
-        pace.saw(sample.memory, limits.memory, at=seen, cost=seen - asked)
-    budget.note_sample(sample.filled, sample.threads, sample.memory)
-    if sampler.is_blind and _BLIND not in job.ending.notes:
-        job.ending.notes.append(_BLIND)
-    if limits.cpu_time is not None and sample.cpu is not None and sample.cpu >= limits.cpu_time and job.ending.cause is None:
-        job.ending.ask(TimedOut("cpu", limits.cpu_time))
-    if limits.memory is None or (sample.uncountable is None and (sample.memory or 0) <= limits.memory):
-        return False
-    if sample.uncountable is not None:
-        job.ending.notes.append(sample.uncountable)
-    if job.ending.cause is None:
+    async def _look(self) -> bool:
+        """Looks once; True where the job is going to be killed at once."""
+        job, budget, limits = self._job, self._job.budget, self._job.budget.limits
+        if limits.idle_time is not None:
+            last = job.output.last_activity(self._began)
+            if job.input is not None:  # somebody at work with it
+                last = max(last, job.input.last_activity)
+            if budget.passed(max(last, self._began), time.monotonic()) >= limits.idle_time:
+                self._tell(TimedOut("idle", limits.idle_time))
+        asked = time.monotonic()
+        sample = await self._sampled()
+        if limits.memory is not None and sample.memory is not None:
+            seen = time.monotonic()
+            self._pace.saw(sample.memory, limits.memory, at=seen, cost=seen - asked)
+        budget.note_sample(sample.filled, sample.threads, sample.memory)
+        if self._sampler.is_blind and _BLIND not in job.ending.notes:
+            job.ending.notes.append(_BLIND)
+        if limits.cpu_time is not None and sample.cpu is not None and sample.cpu >= limits.cpu_time:
+            self._tell(TimedOut("cpu", limits.cpu_time))
+        if limits.memory is None or (sample.uncountable is None and (sample.memory or 0) <= limits.memory):
+            return False
+        if sample.uncountable is not None:
+            job.ending.notes.append(sample.uncountable)
         job.ending.ask(OutOfMemory(limit=limits.memory, peak=sample.memory, processes=sample.processes))
-    else:
-        job.ending.notes.append("while it was being ended it went beyond its memory limit, and was killed at once")
         job.shorten_grace(0)
-    return True
+        return True
 
-
-async def _sampled(job: LiveJob, sampler: MemorySampler, tree: ProcessTree, began: float) -> Sample:
-    """One look on a thread; a job can make it last, and its wall time ends meanwhile as well."""
-    looking = asyncio.ensure_future(job.engine.call_watching(_sample, job.budget, sampler, tree))
-    try:
-        await asyncio.wait({looking}, timeout=max(0.0, _time_left(job, began)))
-        if not looking.done():
-            _ask_for_wall_time(job)
-        return await looking
-    finally:
-        looking.cancel()
+    async def _sampled(self) -> Sample:
+        """One look on a thread; a job can make it last, and its wall time ends meanwhile as well."""
+        looking = asyncio.ensure_future(self._job.engine.call_watching(_sample, self._job.budget, self._sampler, self._tree))
+        try:
+            await asyncio.wait({looking}, timeout=max(0.0, self._time_left()))
+            if not looking.done():
+                self._tell_wall_time()
+            return await looking
+        finally:
+            looking.cancel()
 
 
 def _sample(budget: Budget, sampler: MemorySampler, tree: ProcessTree) -> Sample:

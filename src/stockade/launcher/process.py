@@ -128,8 +128,7 @@ class ProcessTree:
             self._report.send(protocol.encode("signal", signal=number))
         except OSError:
             return False
-        finally:
-            self._sent += 1
+        self._sent += 1
         return True
 
     async def kill(self) -> None:

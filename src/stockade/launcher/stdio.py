@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 CHUNK = 256 * 1024
 PIPE_SIZE = 1024 * 1024
+_PACKETS = 256  # read in one go, where a job has set its end of the pipe to packets (O_DIRECT in pipe(2)) and writes byte by byte
 _JOIN_BOUND = 30.0
 
 
@@ -72,7 +73,7 @@ class Pump:
         self._lock = threading.Lock()
         self._closing = False
         self._has_died = False
-        self._buffer = bytearray(CHUNK)
+        self._view = memoryview(bytearray(CHUNK))
         self._thread = threading.Thread(target=self._run, name="stockade-pump", daemon=True)
         self._thread.start()
 
@@ -146,23 +147,34 @@ class Pump:
             self._fail(stream, error)
 
     def _move(self, stream: Stream) -> None:
-        """One read and one write, so that no stream starves another."""
-        try:
-            count = os.readv(stream.descriptor, [self._buffer])
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno != EIO:
-                raise
-            count = 0  # a terminal that its last process has closed (pty(7)); what it wrote before has been read
-        if count == 0:
+        """What is there, up to a bound, and one write, so that no stream starves another."""
+        filled, has_ended = 0, False
+        for _ in range(_PACKETS):
+            try:
+                count = os.readv(stream.descriptor, [self._view[filled:]])
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != EIO:
+                    raise
+                count = 0  # a terminal that its last process has closed (pty(7)); what it wrote before has been read
+            if count == 0:
+                has_ended = True
+                break
+            filled += count
+            if count >= select.PIPE_BUF or CHUNK - filled < select.PIPE_BUF:
+                break
+        if filled:
+            self._store(stream, filled)
+        if has_ended:
             self._finish(stream)
-            return
+
+    def _store(self, stream: Stream, count: int) -> None:
         stream.last_activity = time.monotonic()
         if stream.discarding:
             return
         try:
-            if not stream.sink.write(memoryview(self._buffer)[:count]):
+            if not stream.sink.write(self._view[:count]):
                 stream.discarding = True
                 _tell(stream.on_over_cap, stream)
         except Exception as error:  # noqa: BLE001 - whatever a sink raises is this stream's end, not the pump's

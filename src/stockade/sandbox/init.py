@@ -313,7 +313,7 @@ def _is_fatal(command: int, number: int) -> bool:
     except OSError:
         return False  # it has made itself invisible
     try:
-        lines = os.read(status, 16384).splitlines()
+        lines = os.read(status, 16384).split(b"\n")  # all that the kernel escapes in the command's name
     except OSError:
         return False
     finally:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from stockade.jobs.listeners import Listeners, Notices
+from stockade.jobs.listeners import Listeners, Notices, release
 from stockade.jobs.states import JobState
 
 WAIT = 20.0
@@ -67,17 +68,16 @@ def test_silence_is_final(make: Any) -> None:
     assert told == []
 
 
-def test_waiters_come_before_listeners_and_a_cancelled_one_is_passed_over(make: Any) -> None:
+def test_listeners_are_called_on_a_thread_of_their_own_and_a_cancelled_waiter_is_passed_over(make: Any) -> None:
     listeners = Listeners()
     gone: Future[Any] = Future()
     gone.cancel()
-    waiter: Future[Any] = Future()
-    seen: list[bool] = []
-    listeners.add(lambda record: seen.append(waiter.done()))
+    release(gone, make(JobState.FINISHED))
+    seen: list[tuple[Any, bool]] = []
+    listeners.add(lambda record: seen.append((record, threading.current_thread() is threading.main_thread())))
     notices = Notices(listeners)
     record = make(JobState.FINISHED)
-    notices.post(record, [gone, waiter])
-    assert waiter.result(WAIT) == record
+    notices.post(record)
     notices.close(WAIT)
     notices.close(WAIT)
-    assert seen == [True]
+    assert seen == [(record, False)]
