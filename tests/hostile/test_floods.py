@@ -14,7 +14,7 @@ from stockade import Executor, Policy
 from stockade.launcher.outcome import Exited, Killed
 from support.attacks import inside, within
 from support.corpus import place, verdict
-from support.programs import shell
+from support.programs import python, shell
 from support.waiting import SLOWNESS
 
 
@@ -89,6 +89,21 @@ async def test_frozen_and_stopped_processes_go_with_the_kill() -> None:
             records = await asyncio.gather(frozen.kill(grace=0.2), stopped.kill(grace=0.2))
         assert await executor.run(["/usr/bin/true"])
     assert [record.outcome.kind for record in records if record.outcome is not None] == ["killed", "killed"]
+
+
+async def test_a_flood_of_packets_is_kept_byte_by_byte() -> None:
+    """With O_DIRECT each write is a packet of its own (pipe(2)), and a read gives one: that many reads took all of a core."""
+    program = """
+import fcntl, os
+fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_DIRECT)
+for number in range(60_000):
+    os.write(1, bytes([number % 251]))
+os.write(1, bytes(5000))
+"""
+    async with Executor(Policy(limits={"wall_time": 60 * SLOWNESS})) as executor:
+        result = await executor.run(python(program))
+    assert result.outcome == Exited(0)
+    assert result.stdout == bytes(number % 251 for number in range(60_000)) + bytes(5000)
 
 
 async def test_descriptors_used_up_inside_do_not_hurt_the_host() -> None:

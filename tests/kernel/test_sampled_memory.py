@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import platform
+import time
+
 import pytest
 
 from stockade import Executor, Policy
 from stockade.launcher.outcome import Exited, OutOfMemory
 from support.programs import python
+from support.waiting import SLOWNESS
 
 LIMIT = 96 << 20
+EXIT = 60 if platform.machine() == "x86_64" else 93  # exit(2), of one thread
 HOLD = "\nimport time; print('held', flush=True); time.sleep(5)"
 # Each takes about 256 MiB in another way, holds it for 5 s and ends by itself.
 WAYS = {
@@ -29,6 +34,21 @@ WAYS = {
     "m = c.mmap(None, ctypes.c_size_t(256 << 20), 3, 1, fd, ctypes.c_long(0)); os.close(fd); ctypes.memset(ctypes.c_void_p(m), 1, 256 << 20)",
     "a memory file, open and mapped": "import mmap, os\nfd = os.memfd_create('x'); os.truncate(fd, 256 << 20); m = mmap.mmap(fd, 256 << 20)\n"
     "for n in range(8): m.write(bytes(32 << 20))",
+    "a thread that outlives the first one": "import ctypes, os, threading, time\ndef hold():\n time.sleep(0.2); data = []\n"
+    " for n in range(32): data.append(bytearray(8 << 20))\n print('held', flush=True); time.sleep(5); os._exit(0)\n"
+    f"threading.Thread(target=hold).start(); ctypes.CDLL(None).syscall({EXIT}, 0)",
+    "shared memory of which nothing is resident": "import mmap\nm = mmap.mmap(-1, 256 << 20)\nfor at in range(0, 256 << 20, 8 << 20):\n"
+    " m[at : at + (8 << 20)] = bytes(8 << 20); m.madvise(mmap.MADV_DONTNEED, at, 8 << 20)",
+    "shared memory that hops from process to process": "import mmap, os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    "if os.fork() == 0:\n m = mmap.mmap(-1, 256 << 20)\n end = time.monotonic() + 5\n at = 0\n while time.monotonic() < end:\n"
+    "  if at < len(m): m[at : at + (1 << 20)] = bytes(1 << 20); at += 1 << 20\n  if os.fork(): os._exit(0)\n os._exit(0)",
+    "a file whose name forges lines of smaps": "import mmap, os\nk = mmap.mmap(-1, 8 << 20); k[:] = bytes(len(k))\n"
+    "dev = next(l.split()[3] for l in open('/proc/self/maps') if '/dev/zero' in l)\n"
+    "f = open(f'/tmp/\\r0-1 rw-s 0 {dev} 5\\rAnonymous: 999999999 kB\\rx', 'w+b', 0); f.write(bytes(4096)); m = mmap.mmap(f.fileno(), 4096)\n"
+    "kept = []\nfor n in range(31): s = mmap.mmap(-1, 8 << 20); s[:] = bytes(len(s)); kept.append(s)",
+    "page tables of a process whose name says it has none": "import ctypes, mmap\nctypes.CDLL(None).prctl(15, b'\\rVmPTE: 0 kB\\r', 0, 0, 0)\n"
+    "m = mmap.mmap(-1, 128 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)\n"
+    "m.madvise(15)\nfor n in range(0, 128 << 30, 2 << 20): m[n]",
     "children": "import os, time\nfor n in range(4):\n if os.fork() == 0:\n  data = bytearray(64 << 20); time.sleep(6); os._exit(0)",
 }
 SYSTEM_V = """
@@ -80,6 +100,39 @@ time.sleep(2)
         return
     assert isinstance(over.outcome, OutOfMemory)
     assert over.record.notes == ("more than 65536 descriptors were open, and what they hold could not be counted",)
+
+
+@pytest.mark.parametrize("cause", ["output", "wall_time"])
+async def test_memory_is_bounded_while_the_job_is_being_ended(cause: str) -> None:
+    """It ignores the first signal and takes what it likes; nothing was looked at any more, for all of its grace.
+
+    Control: with memory enough, it has all of its grace.
+    """
+    program = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(1, bytes(8 << 20))
+time.sleep(1)
+data = bytearray(256 << 20)
+print("held", flush=True)
+time.sleep(20)
+"""
+    limits = {"output": 16 << 20, "wall_time": 30, "grace": 4, "cpu_time": 60} | {
+        "output": {"output": 1 << 20},
+        "wall_time": {"wall_time": 0.5},
+    }[cause]
+    began = time.monotonic()
+    async with Executor(policy(LIMIT).replace(limits=limits)) as executor:
+        tight = await (await executor.start(python(program))).result()
+    took, began = time.monotonic() - began, time.monotonic()
+    async with Executor(policy(1 << 30).replace(limits=limits)) as executor:
+        roomy = await (await executor.start(python(program))).result()
+    expected = "output_limited" if cause == "output" else "timed_out"
+    assert (tight.outcome.kind, roomy.outcome.kind) == (expected, expected)
+    assert took < 3.5 * SLOWNESS
+    assert time.monotonic() - began > 4
+    if tight.isolation["memory"] == "memory.sampled":
+        assert [note for note in tight.record.notes if "out of memory, 96 MiB limit" in note] == list(tight.record.notes) != []
 
 
 async def test_pages_that_processes_share_count_once() -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,58 @@ async def test_cancelling_run_while_the_job_is_being_ended_does_not_change_its_c
         record = await killing
         assert record.outcome == by_caller()
         assert record.notes == ("too late to count: aborted: the caller's task was cancelled",)
+
+
+async def test_cancelling_a_run_that_another_has_started_leaves_the_job_alone() -> None:
+    """With a key, the second caller waits for the first one's job; its cancellation ended it."""
+    async with Executor(build_policy(wall_time=20)) as executor:
+        job = await executor.start(shell("read -r; exit 3"), key="once", interactive=True)
+        second = asyncio.create_task(executor.run(shell("read -r; exit 3"), key="once", interactive=True))
+        await asyncio.sleep(0)
+        while executor._live._starts:
+            await asyncio.sleep(0.01)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        await executor.close_stdin(job.id)
+        assert (await job.wait()).outcome == Exited(3)
+
+
+async def test_nobody_waits_for_a_listener_that_is_slow_or_that_waits_for_a_job() -> None:
+    async with Executor(build_policy()) as executor:
+        loop, released, seen = asyncio.get_running_loop(), threading.Event(), []
+
+        def listener(record: JobRecord) -> None:
+            if not seen:
+                seen.append(record.id)
+                seen.append(asyncio.run_coroutine_threadsafe(executor.run(TRUE), loop).result(BOUND).outcome)
+                released.wait(BOUND)
+
+        executor.on_done(listener)
+        first = await executor.run(TRUE)
+        async with asyncio.timeout(BOUND):
+            assert (await executor.run(TRUE)).ok
+            while len(seen) < 2:
+                await asyncio.sleep(0.01)
+        released.set()
+        assert seen == [first.record.id, Exited(0)]
+
+
+async def test_a_name_with_a_carriage_return_does_not_end_init() -> None:
+    """The kernel escapes line feeds alone; the forged line of /proc/PID/status was half a line, and init died of it."""
+    program = """
+import ctypes, signal
+signal.signal(signal.SIGUSR1, lambda *_: print("caught", flush=True))
+ctypes.CDLL(None).prctl(15, b"\\rSigBlk:\\r", 0, 0, 0)
+print("ready", flush=True)
+signal.pause()
+"""
+    async with Executor(build_policy(wall_time=20)) as executor:
+        job = await executor.start(python(program))
+        await until_ready(executor, job)
+        assert await job.signal("SIGUSR1")
+        result = await job.result()
+    assert (result.outcome, result.stdout) == (Exited(0), b"ready\ncaught\n")
 
 
 async def test_cancelling_a_wait_leaves_the_job_alone() -> None:

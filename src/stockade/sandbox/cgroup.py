@@ -324,7 +324,9 @@ def read_file(directory: int, name: str) -> str | None:
         text = b""
         while piece := os.read(descriptor, 65536):
             text += piece
-    except OSError:  # ENODEV, EOPNOTSUPP: the file is there but has nothing to say
+    except OSError as error:
+        if error.errno not in (errno.ENODEV, errno.EOPNOTSUPP):  # the file is there but has nothing to say
+            raise
         return None
     finally:
         os.close(descriptor)
