@@ -19,7 +19,7 @@ from stockade.config import CgroupEntry, from_environment
 from stockade.errors import Closed
 from stockade.launcher.outcome import Exited, Killed, OutOfMemory, Signaled, TimedOut
 from support.corpus import CORPUS, place, verdict
-from support.hungry import ALLOCATE, FORK
+from support.hungry import ALLOCATE, FORK, HOLD, WAYS
 from support.programs import DAEMON, STUBBORN, TRUE, python, shell
 from support.supervisors import Supervisor
 from support.survivors import SURVIVORS, beats, members
@@ -111,6 +111,27 @@ async def test_a_hostile_program_finds_nothing(case: str, workspace: Path) -> No
         result = await executor.run([await asyncio.to_thread(place, case, workspace)])
         assert verdict(result.stdout).startswith("PASS")
         assert not (await executor.get(neighbour.id)).settled
+
+
+# The size of a file that is mapped and not open is root's to know; a child of fork has nothing of shared memory resident either.
+UNSEEN = {"shared memory of which nothing is resident", "shared memory that hops from process to process"}
+
+
+@pytest.mark.parametrize("way", sorted(WAYS.keys() - UNSEEN))
+async def test_memory_over_the_limit_ends_the_job_however_it_is_held(way: str) -> None:
+    async with Executor(build_policy(memory="96M", tmp_size="512M", shm_size="512M")) as executor:
+        result = await executor.run(python(WAYS[way] + HOLD))
+    assert isinstance(result.outcome, OutOfMemory)
+
+
+async def test_a_process_that_makes_itself_invisible_is_named() -> None:
+    """Its descriptors are then root's to look at; what it has beside memory files counts all the same."""
+    program = "import ctypes, os, time\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\nfd = os.memfd_create('x'); os.write(fd, bytes(1 << 20)); time.sleep(1)"
+    async with Executor(build_policy(memory="96M")) as executor:
+        result = await executor.run(python(program))
+    assert result.outcome == Exited(0)
+    if result.isolation["memory"] == "memory.sampled":
+        assert result.record.notes == ("memory files of a process that had made itself invisible (PR_SET_DUMPABLE) were not counted",)
 
 
 async def test_memory_and_processes_are_limited_without_controllers() -> None:

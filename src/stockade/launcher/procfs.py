@@ -74,7 +74,15 @@ class Process:
         except (FileNotFoundError, ProcessLookupError):
             raise Vanished from None
         except PermissionError:
-            raise Hidden from None
+            raise self._refusal() from None
+
+    def _refusal(self) -> Vanished | Hidden:
+        """Why something may not be read: of a process that is ending, only root may read most of it."""
+        try:
+            with open(f"{self._directory}/statm", "rb") as statm:
+                return Vanished() if statm.read().startswith(b"0 ") else Hidden()
+        except OSError:
+            return Vanished()
 
     def memory(self) -> Memory:
         """What it had when it was found, shared or not. Raises: Vanished, where it is ending."""
@@ -104,14 +112,14 @@ class Process:
         except (FileNotFoundError, ProcessLookupError):
             raise Vanished from None
         except PermissionError:
-            raise Hidden from None
+            raise self._refusal() from None
 
     def stat(self, name: str) -> tuple[int, int, int]:
         """Device, inode and bytes of the file that a link such as `fd/3` or `exe` stands for. Raises: Vanished, Hidden."""
         try:
             found = os.stat(f"{self._directory}/{name}")
         except PermissionError:
-            raise Hidden from None
+            raise self._refusal() from None
         except OSError:  # closed, unmapped, or of a file system that does not answer
             raise Vanished from None
         return found.st_dev, found.st_ino, found.st_blocks * _BLOCK
