@@ -78,8 +78,8 @@ async def test_two_hundred_jobs_in_sequence_leave_nothing_behind() -> None:
         return await asyncio.to_thread(state)
 
     async with Executor(build_policy()) as executor:
-        for _ in range(40):  # until what is kept for the next ones has been filled
-            await executor.run(TRUE)
+        for _ in range(40):  # until what is kept of the latest and for the next ones has been filled
+            await executor.run(shell("echo x"))
         before, held = await settled(), await asyncio.to_thread(memory)
         for number in range(200):
             result = await executor.run(shell(f"echo {number}; exit {number % 7}"))
