@@ -60,29 +60,18 @@ class Leaf:
     def held_still(self, bound: float) -> Iterator[None]:
         """Stops every process in it meanwhile; goes on after `bound` seconds where some could not be stopped yet. Blocks."""
         with self._freezing:
-            if not self._is_frozen:
-                self.write("cgroup.freeze", "1")
+            directory = os.dup(self.directory)  # the leaf may be closed meanwhile, and its number be another's
             try:
-                self._wait_event("frozen", 1, bound)
-                yield
-            finally:
                 if not self._is_frozen:
-                    self.write("cgroup.freeze", "0")
-
-    def _wait_event(self, name: str, value: int, bound: float) -> bool:
-        """Waits until cgroup.events says so; False after `bound` seconds. Blocks."""
-        deadline = time.monotonic() + bound
-        events = os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.directory)
-        try:
-            poll = select.poll()
-            poll.register(events, select.POLLPRI)
-            while flat_keyed(os.pread(events, 4096, 0).decode("ascii", "replace")).get(name) != value:
-                if (left := deadline - time.monotonic()) <= 0:
-                    return False
-                poll.poll(left * 1000)
-            return True
-        finally:
-            os.close(events)
+                    write_file(directory, "cgroup.freeze", "1")
+                try:
+                    _wait_frozen(directory, bound)
+                    yield
+                finally:
+                    if not self._is_frozen:
+                        write_file(directory, "cgroup.freeze", "0")
+            finally:
+                os.close(directory)
 
     def is_populated(self) -> bool:
         """True while a live process is in it; zombies do not count."""
@@ -201,6 +190,21 @@ class Tree:
         os.close(self.directory)
         self.directory = -1
         remove_tree(self.path)
+
+
+def _wait_frozen(directory: int, bound: float) -> None:
+    """Waits until every process of a cgroup stands still, for `bound` seconds at most."""
+    deadline = time.monotonic() + bound
+    events = os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        poll = select.poll()
+        poll.register(events, select.POLLPRI)
+        while flat_keyed(os.pread(events, 4096, 0).decode("ascii", "replace")).get("frozen") != 1:
+            if (left := deadline - time.monotonic()) <= 0:
+                return
+            poll.poll(left * 1000)
+    finally:
+        os.close(events)
 
 
 def _write_limit(directory: int, file: str, value: str) -> None:
