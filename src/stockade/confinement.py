@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from errno import EINVAL, ELOOP
+from errno import EINVAL, ELOOP, ENAMETOOLONG
+from typing import Final
 
 _MAX_LINKS = 40  # as the kernel (path_resolution(7))
+MAX_PATH: Final = 4096  # bytes, with the NUL, as the kernel; to follow a path takes time by the square of its length
+_SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ def follow(path: str, roots: Sequence[str]) -> Led:
 
     A path that leads inside by names that are missing leads inside, with their errno: `..` after them is followed as text.
     """
+    if len(path) >= MAX_PATH:
+        return Led(path[:_SHOWN], _root_of(os.path.normpath(path), roots), ENAMETOOLONG)
     pending = _parts(path)
     current, links = "", 0
     missing: int | None = None

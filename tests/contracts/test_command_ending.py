@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from stockade import Executor
-from stockade.errors import InvalidRequest
+from stockade.bank.retention import Retention
+from stockade.errors import InvalidRequest, UnknownJob
 from stockade.tools.commands import BackgroundCommands
 from support.agents import (
     AWAIT_FILE,
@@ -295,3 +296,22 @@ async def test_a_kill_before_it_has_begun_is_not_lost(commands: BackgroundComman
     status = await commands.kill(task)
     assert status.state == "killed"
     assert status.settled
+
+
+async def test_a_command_that_was_purged_is_forgotten_and_holds_up_nobody(
+    commands: BackgroundCommands, background_executor: Executor
+) -> None:
+    """`kill_all` raised on its id, and left the others running; refusals named ids of other owners (N-I1, N-K7, U-28)."""
+    foreign = await background_executor.start(["/usr/bin/sleep", "60"], owner="somebody else")
+    gone, alive = await start(commands, ["/usr/bin/true"]), await start(commands, ["/usr/bin/sleep", "60"])
+    while not (await background_executor.get(gone)).settled:
+        await asyncio.sleep(0.01)
+    assert (await background_executor.purge(Retention(max_count=0), unread=True)).removed == (gone,)
+    assert await commands.kill_all() == 1
+    assert (await background_executor.get(alive)).settled
+    for question in (commands.status, commands.wait, commands.kill, commands.read_output):
+        with pytest.raises(UnknownJob) as refused:
+            await question(gone)
+        assert foreign.id not in str(refused.value)
+        assert alive in str(refused.value)
+    await foreign.kill()

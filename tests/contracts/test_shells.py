@@ -6,6 +6,7 @@ Where a test says that something was stopped, it or its neighbour shows that it 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from stockade.tools.toolset import Toolset
 from support.agents import PATIENCE
 from support.bash import AWAIT_GO
 from support.programs import python
+from support.waiting import SLOWNESS
 
 POLLS = 100
 # A shell and its child, both deaf to SIGTERM.
@@ -285,6 +287,11 @@ async def test_confinement_refuses_what_leads_outside_and_serves_the_rest(backgr
         assert "outside of the base directory" in refused["error"], workdir
         assert workdir in refused["error"]
     assert "ENOENT" in (await bash(tools, "true", workdir="missing"))["error"]
+    began = time.monotonic()
+    for workdir in ("a/" * 1_000_000, "../" * 1_000_000, "/" * 2_000_000 + "etc"):  # to follow these took minutes on a thread of all jobs
+        refused = await bash(tools, "true", workdir=workdir)
+        assert len(refused["error"]) < 2_000
+    assert time.monotonic() - began < 5 * SLOWNESS
     with pytest.raises(InvalidRequest, match="confine_to_base_dir needs base_dir"):
         await create_builtin_tools(background_executor, confine_to_base_dir=True)
 

@@ -13,9 +13,10 @@ import pytest
 
 from stockade import Executor, Policy
 from stockade.bank.retention import Retention
-from stockade.config import Config
+from stockade.config import Config, from_environment
 from stockade.errors import InvalidRequest, StateError, UnknownJob
 from stockade.jobs.states import JobState
+from support.cli import stockade
 from support.programs import STUBBORN, python, shell
 from support.waiting import eventually
 
@@ -43,6 +44,25 @@ async def test_a_purge_takes_what_was_read_and_leaves_what_runs_or_was_not(tmp_p
         assert (await executor.purge(NOTHING)).removed == (unread.id,)
         assert {record.id for record in await executor.list()} == {running.id}
         await running.kill(grace=0)
+
+
+async def test_output_whose_record_is_lost_may_not_have_been_read(tmp_path: Path) -> None:
+    """With a registry that could not be saved, a purge took output that nobody had read."""
+    state = tmp_path / "state"
+    async with Executor(Policy(), config=from_environment(state_dir=str(state))) as executor:
+        job = await executor.start(shell("echo unread"))
+        while not (await executor.get(job.id)).settled:
+            await asyncio.sleep(0.01)
+    database = state / "registry.sqlite3"
+    for name in ("-wal", "-shm"):
+        database.with_name(database.name + name).unlink(missing_ok=True)
+    database.write_bytes(database.read_bytes()[:100] + b"x" * 5000)
+    said = await asyncio.to_thread(stockade, "purge", "--dry-run", "--keep-count", "0", "--state-dir", str(state))
+    assert (said.returncode, list(state.glob("*.corrupt*"))) == (125, [])
+    done = await asyncio.to_thread(stockade, "purge", "--keep-count", "0", "--state-dir", str(state))
+    assert (done.returncode, done.stdout, (state / "bank" / "jobs" / job.id).exists()) == (0, b"", True)
+    done = await asyncio.to_thread(stockade, "purge", "--unread", "--keep-count", "0", "--state-dir", str(state))
+    assert (done.stdout, (state / "bank" / "jobs" / job.id).exists()) == (f"{job.id}\n".encode(), False)
 
 
 async def test_a_purge_of_what_was_not_read_is_asked_for(tmp_path: Path) -> None:

@@ -75,14 +75,14 @@ class Running:
 
 
 @contextmanager
-def started(*arguments: str) -> Iterator[Running]:
+def started(*arguments: str, stdin: int = subprocess.DEVNULL) -> Iterator[Running]:
     """Starts it in a process group of its own; whatever happens, it is gone afterwards."""
     # A signal that is ignored here would be ignored there: a test run in the background must not tell another story.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         process = subprocess.Popen(
             [*COMMAND, *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment(),

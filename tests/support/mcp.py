@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import resource
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -26,12 +27,14 @@ def over_stdio(*arguments: str, mode: str = MODERN, **options: Any) -> Client:
 
 
 @contextlib.contextmanager
-def http_server(*arguments: str) -> Iterator[str]:
+def http_server(*arguments: str, open_files: int | None = None) -> Iterator[str]:
     """`stockade mcp --http` on a free port of loopback; its URL."""
     with started("mcp", "--http", "127.0.0.1:0", *arguments) as running:
         line = running.line("stderr").decode()
         found = re.search(r"http://\S+", line)
         assert found, line
+        if open_files is not None:
+            resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (open_files, open_files))
         yield found[0]
         running.signal(15)
         assert running.end() == 143

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from pathlib import Path
 
 import httpx2
@@ -16,7 +18,7 @@ from support.cli import stockade
 from support.leaks import Leftovers
 from support.mcp import LEGACY, MODES, http_server, id_in, over_http, refused, text_of
 from support.survivors import SURVIVORS, beats
-from support.waiting import eventually, grows
+from support.waiting import BOUND, eventually, grows
 
 ONE, TWO = "one-token-of-many-characters", "another-token-of-many-characters"
 INITIALIZE = {
@@ -134,6 +136,31 @@ async def test_nothing_is_left_when_the_server_is_told_to_go(workspace: Path) ->
     assert not Leftovers.now().cgroups
 
 
+async def test_connections_that_ask_for_nothing_do_not_keep_others_out(tokens: Path) -> None:
+    """Each descriptor of the server could be taken by who has no token, for ever; now a quarter at most, and for ten seconds."""
+    with http_server("--token-file", str(tokens), open_files=256) as url:
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        idle = [await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), 10) for _ in range(300)]
+        try:
+            answer = await asyncio.to_thread(lambda: patient(url, Authorization=f"Bearer {ONE}"))
+            assert answer.status_code == 200
+        finally:
+            for connection in idle:
+                connection.close()
+
+
+def patient(url: str, **headers: str) -> httpx2.Response:
+    """As `ask`, again and again while the server has too many connections."""
+    deadline = time.monotonic() + 2 * BOUND
+    while True:
+        try:
+            return ask(url, **headers)
+        except httpx2.TransportError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
 def test_what_others_can_reach_needs_a_token() -> None:
     for host in ("0.0.0.0", "::", "192.0.2.7", "build.example"):
         with pytest.raises(InvalidRequest, match="there is no token"):
@@ -159,7 +186,7 @@ def test_addresses(written: str, address: tuple[str, int]) -> None:
     assert (parsed.host, parsed.port) == address
 
 
-@pytest.mark.parametrize("written", ["", ":80", "x", "127.0.0.1:", "127.0.0.1:70000", "127.0.0.1:-1"])
+@pytest.mark.parametrize("written", ["", ":80", "x", "127.0.0.1:", "127.0.0.1:70000", "127.0.0.1:-1", "127.0.0.1:" + "1" * 5000])
 def test_what_is_no_address(written: str) -> None:
     with pytest.raises(InvalidRequest, match="is no address"):
         parse_address(written)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 from mcp import MCPError
 from mcp_types import BlobResourceContents, CallToolResult, TextResourceContents
 
-from support.cli import stockade
+from support.cli import started, stockade
 from support.leaks import Leftovers
 from support.mcp import MODES, id_in, only_text, over_stdio, refused, text_of
 from support.programs import DAEMON
@@ -241,3 +242,26 @@ async def test_many_calls_at_a_time(mode: str) -> None:
     async with over_stdio(mode=mode) as client:
         texts = await asyncio.gather(*(text_of(client, "bash", command=f"sleep 0.2; echo number {number}") for number in range(12)))
     assert [text.rpartition("\n")[2] for text in texts] == [f"number {number}" for number in range(12)]
+
+
+async def test_what_is_no_message_is_answered(mode: str) -> None:
+    """JSON-RPC 2.0, 5.1; a client that waits for an answer would wait for ever. Half a character becomes U+FFFD."""
+    call = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "bash", "arguments": {"command": "printf 'a\ud800b'"}}}
+    lines = ["{", "[]", '{"jsonrpc": "1.0", "id": 3, "method": "ping"}', '{"jsonrpc": "2.0", "id": %s, "method": "ping"}' % ("1" * 5000)]
+    start = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    hello = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": start},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+    ]
+    with started("mcp", stdin=subprocess.PIPE) as running:
+        assert running.process.stdin is not None
+        for line in (*map(json.dumps, hello), *lines, json.dumps(call)):
+            running.process.stdin.write(line.encode() + b"\n")
+        running.process.stdin.flush()
+        answers = [json.loads(await asyncio.to_thread(running.line)) for _ in range(6)]
+        running.process.stdin.close()
+        await asyncio.to_thread(running.end)
+    errors = sorted((answer["id"] or 0, answer["error"]["code"]) for answer in answers if "error" in answer)
+    assert errors == [(0, -32700), (0, -32700), (0, -32600), (3, -32600)]
+    (said,) = (answer["result"]["content"][0]["text"] for answer in answers if answer["id"] == 7)
+    assert said.endswith("\na\N{REPLACEMENT CHARACTER}b")

@@ -21,21 +21,23 @@ COMMIT_BOUND: Final = 30.0  # seconds within which a removed record is gone from
 def purge(
     artifacts: ArtifactStore,
     every: Callable[[], Iterable[JobRecord]],
-    forget: Callable[[str], Future[None]],
+    forget: Callable[[str], Future[None]] | None,
     retention: Retention,
     *,
     now: float,
     unread: bool,
-    only_say: bool = False,
 ) -> Removal:
     """Removes what `retention` does not keep; with `unread` also results that nobody has looked at.
 
-    `every` gives all records, `forget` removes one. Artifacts of no job count too.
+    `every` gives all records, `forget` removes one; None: only say what would be removed. Artifacts of no job count too.
     One that resists does not stop the others: it is in the result.
     """
     # The bank first: a job that begins in between is then in no list, and one that ends is in the records as it is now.
     found = {item.id: item for item in artifacts.kept()}
     records = {record.id: record for record in every()}
+    for orphan in [item for item in found.values() if item.kind == "job" and item.id not in records]:
+        # Its record was lost with a damaged registry, say: nobody knows whether it was read.
+        found[orphan.id] = replace(orphan, pinned=orphan.pinned or not unread)
     for record in records.values():
         item = found.get(record.id)
         if item is None:  # it never had output
@@ -46,7 +48,7 @@ def purge(
     failed: list[tuple[str, str]] = []
     for item in select(found.values(), retention, now=now):
         try:
-            if not only_say:
+            if forget is not None:
                 _remove(item, artifacts, forget if item.id in records else None)
             removed.append(item)
         except (OSError, StockadeError, TimeoutError) as error:

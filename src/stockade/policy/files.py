@@ -18,7 +18,7 @@ def load_policy(text: str, *, origin: str) -> Policy:
         keys = tomllib.loads(text)
     except RecursionError:
         raise PolicyError(f"{origin}: not a policy: nested too deeply", field="policy") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError among them, and an integer of thousands of digits
         raise PolicyError(f"{origin}: not TOML: {_lowered(str(error))}", field="policy") from None
     base = keys.pop("profile", DEFAULT)
     try:

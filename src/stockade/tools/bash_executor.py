@@ -55,6 +55,7 @@ class _Stream:
     position: int = 0
     total: int = 0
     spill_path: str | None = None
+    is_lost: bool = False  # purged before it was read, which has been said
 
 
 @dataclass(slots=True)
@@ -321,7 +322,7 @@ class SandboxedBash(BashExecutor):
         try:
             total = (await self._executor.read_bytes(entry.job_id, stream, offset=state.position, limit=1)).total_bytes
         except (UnknownJob, StateError):
-            return "", False  # it never ran and has written nothing
+            return "", await self._is_lost(entry.job_id, state)
         lossy = total - state.position > self._window
         begin = total - self._window if lossy else state.position
         data = await self._bytes(entry.job_id, stream, begin, total)
@@ -333,6 +334,16 @@ class SandboxedBash(BashExecutor):
         shown, used = (data.decode("utf-8", "replace"), len(data)) if finished else held_back(data)
         state.position = begin + used
         return shown, lossy
+
+    async def _is_lost(self, job_id: str, state: _Stream) -> bool:
+        """True, once, where a job has been purged; one that never ran has written nothing."""
+        if state.is_lost:
+            return False
+        try:
+            await self._executor.get(job_id)
+        except UnknownJob:
+            state.is_lost = True
+        return state.is_lost
 
     async def _bytes(self, job_id: str, stream: str, start: int, end: int) -> bytes:
         data = b""

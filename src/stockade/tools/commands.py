@@ -71,7 +71,7 @@ class BackgroundCommands:
         self._checklists = checklists
         self._removals: list[Callable[[], None]] = []
         self._policy: BackgroundCommandPolicy | None = None
-        self._started: dict[str, None] = {}  # every id, in order; ids are small, and a command is never forgotten
+        self._started: dict[str, None] = {}  # every id, in order; ids are small, and a command is forgotten only once it was purged
         self._unsettled: set[str] = set()
         self._disposed = False
         self._artifacts = HostArtifacts(executor, self.session, self.tools, self._started.__contains__)
@@ -211,7 +211,8 @@ class BackgroundCommands:
         """Its status once it has settled, or after `timeout_ms`; the bound limits the wait only (N-R2). Raises: UnknownJob."""
         self._check_known(task_id)
         seconds = None if timeout_ms is None else max(0.0, checked("timeout_ms", _bound_ms, timeout_ms) / 1_000)
-        await self._executor.wait(task_id, seconds)
+        await self._record(task_id)
+        await self._executor.wait(task_id, seconds, caller=self._owner)
         return await self.status(task_id)
 
     async def kill(self, task_id: str, signal: str | int = "SIGTERM") -> CommandStatus:
@@ -220,15 +221,22 @@ class BackgroundCommands:
         Raises: UnknownJob; InvalidRequest for a signal that is none.
         """
         self._check_known(task_id)
-        await self._executor.kill(task_id, signal=_signal_number(signal))
+        number = _signal_number(signal)
+        await self._record(task_id)
+        await self._executor.kill(task_id, signal=number, caller=self._owner)
         return await self.status(task_id)
 
     async def kill_all(self) -> int:
         """Ends every command of this host and gives their number; never raises (N-K7)."""
-        try:
-            alive = [task_id for task_id in tuple(self._unsettled) if not (await self._executor.get(task_id)).settled]
-        except Closed:
-            return 0  # the executor has ended them all
+        alive = []
+        for task_id in tuple(self._unsettled):
+            try:
+                if not (await self._record(task_id)).settled:
+                    alive.append(task_id)
+            except UnknownJob:
+                continue  # it has ended, and was purged
+            except Closed:
+                return 0  # the executor has ended them all
         ended = await asyncio.gather(*(self._executor.kill(each, reason=DISPOSED) for each in alive), return_exceptions=True)
         self._unsettled.difference_update(each for each, end in zip(alive, ended, strict=True) if isinstance(end, JobRecord))
         return len(alive)
@@ -243,7 +251,7 @@ class BackgroundCommands:
         offset = max(checked("offset", _whole, offset), 0)
         limit = clamp(checked("limit", _whole, limit), 1, MAX_CHARS)
         page: Page | None = None
-        if not wire.is_waiting(await self._executor.get(task_id)):
+        if not wire.is_waiting(await self._record(task_id)):
             with contextlib.suppress(UnknownJob, StateError, OSError):  # its files are gone: an empty page
                 page = await self._executor.read(task_id, name, offset=offset, limit=limit)
         return wire.output_page(task_id, name, page, offset=offset, limit=limit)
@@ -312,13 +320,23 @@ class BackgroundCommands:
             f'No background command "{task_id!s:.80}": this instance has not started any. Start one with run_command_bg.', field="task_id"
         )
 
+    async def _record(self, task_id: str) -> JobRecord:
+        """The record of a known id. Raises: UnknownJob, where the command has been purged; its id is forgotten then."""
+        try:
+            return await self._executor.get(task_id, caller=self._owner)
+        except UnknownJob:
+            self._started.pop(task_id, None)
+            self._unsettled.discard(task_id)
+            self._check_known(task_id)
+            raise
+
     async def _seen(self, task_id: str) -> tuple[JobRecord, dict[str, Tail]]:
         """A record with tails that belong to it: to a settled one, what was read after it had settled (U-23, U-26)."""
         await asyncio.sleep(0)  # or who asks again and again would leave the command no chance to go on
-        record = await self._executor.get(task_id)
+        record = await self._record(task_id)
         while True:
             tails = {} if wire.is_waiting(record) else await self._tails(task_id)
-            later = await self._executor.get(task_id)
+            later = await self._record(task_id)
             if record.settled or not later.settled:
                 return later, tails
             record = later

@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
-from stockade.confinement import follow, is_inside
+from stockade.confinement import MAX_PATH, follow, is_inside
 from stockade.errors import InvalidRequest, NotAllowed
 
 _SMALL: Final = 65_536  # bytes of a file that names other places
@@ -52,8 +52,10 @@ def resolve_path_within_root(target: str, root: str) -> str:
 
     The last name is kept where it is a link, because git tracks links by their own names; it may not lead outside all the same.
 
-    Raises: NotAllowed where it lies outside.
+    Raises: NotAllowed where it lies outside; InvalidRequest where it is longer than a path can be.
     """
+    if len(target) >= MAX_PATH:
+        raise InvalidRequest(f"path: {len(target)} characters are more than a path can have", field="path", hint=f"at most {MAX_PATH - 1}")
     joined = os.path.join(root, target)
     _check_inside(target, joined, root)
     stripped = joined.rstrip("/")

@@ -154,11 +154,33 @@ def _parsed(tool: Tool[P], arguments: object) -> P:
     optional = {info.alias or name for name, info in tool.params.model_fields.items() if not info.is_required()}
     # A null for what may be left out is how some models leave it out, and the only way in OpenAI's strict dialect.
     given = {name: value for name, value in arguments.items() if value is not None or name not in optional}
+    for name, value in given.items():
+        if not _is_text(value):
+            raise _Misshapen(
+                f"{tool.name}: {_shown(name)} holds half a character (a lone surrogate), which nothing can encode. {_expected(tool)}"
+            )
     try:
         return tool.params.model_validate(given)
     except ValidationError as error:
         reasons = [_reason(each) for each in error.errors(include_url=False)[:_REASONS]]
     raise _Misshapen(f"{tool.name}: {'; '.join(reasons)}. {_expected(tool)}")
+
+
+def _is_text(value: object) -> bool:
+    """False where a string in it, at any depth, cannot be encoded."""
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, str):
+            try:
+                each.encode()
+            except UnicodeEncodeError:
+                return False
+        elif isinstance(each, Mapping):
+            pending += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple):
+            pending += each
+    return True
 
 
 def _expected(tool: Tool[Any]) -> str:
@@ -179,7 +201,10 @@ def _reason(error: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = f"a value of type {type(value).__name__} that is too long to show"
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 

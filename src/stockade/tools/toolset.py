@@ -40,7 +40,7 @@ class Toolset:
 
     async def call(self, name: str, arguments: object, context: CallContext | None = None) -> dict[str, Any]:
         """The result of one call of the tool `name`; see `schemas.call`. An unknown name is refused in band."""
-        tool = self._tools.get(name)
+        tool = self._tools.get(name) if isinstance(name, str) else None
         if tool is None:
             return refusal(f"there is no tool {name!r:.80}; the tools are {', '.join(self.names) or '(none)'}")
         return await schemas.call(tool, arguments, context)

@@ -147,6 +147,7 @@ def test_of_many_threads_that_settle_one_wins_and_everybody_is_told_once(registr
     assert len(won) == len(results) == 20
     assert [waiter.result(WAIT) for waiter in waiters] == [results[waiter.result(WAIT).id] for waiter in waiters]
     assert len(waiters) == 120
+    until(lambda: len(told) >= 20, "the listener has been told of all")  # after the waiters, on a thread of its own
     registry.close(WAIT)
     assert sorted(told) == sorted(ids)
 

@@ -130,3 +130,20 @@ async def test_a_toolset_keeps_each_name_once_and_in_its_place() -> None:
     assert "look" not in tools
     assert len(tools) == 1
     assert "the tools are other" in (await tools.call("look", {}))["error"]
+
+
+@pytest.mark.parametrize("wrong", [{"taskId": "a\ud800"}, {"taskId": "a", "names": ["b", "\udfff"]}, {"\ud800": 1, "taskId": "a"}])
+async def test_half_a_character_is_refused_since_no_answer_could_hold_it(wrong: dict[str, Any]) -> None:
+    """JSON may carry the escape of a lone surrogate, as of a text that was cut inside a pair; nothing can encode it."""
+    refused = await call(LOOK, wrong)
+    assert refused["isError"]
+    refused["error"].encode()
+
+
+async def test_what_cannot_be_shown_is_refused_all_the_same() -> None:
+    for arguments in ({"taskId": 10**5000}, {"taskId": "x", "count": 10**5000}, 10**5000):
+        refused = await call(LOOK, arguments)
+        assert "too long to show" in refused["error"]
+    tools = Toolset()
+    tools.register(LOOK)
+    assert (await tools.call([], {}))["isError"]  # type: ignore[arg-type]

@@ -324,6 +324,11 @@ def execute(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         _forget_stdout()
         return exit_codes.UNREAD
+    except SystemExit as gone:  # how typer ends a command whose output nobody reads
+        if not isinstance(gone.__context__, BrokenPipeError):
+            raise
+        _forget_stdout()
+        return exit_codes.UNREAD
     except (KeyboardInterrupt, typer.Abort):
         return exit_codes.INTERRUPTED
     except OSError as error:

@@ -6,6 +6,7 @@ The first three only read, while an executor runs there and after it died; `kill
 from __future__ import annotations
 
 import codecs
+import contextlib
 import re
 import select
 import time
@@ -183,17 +184,18 @@ def purge(layout: Layout, retention: Retention, *, unread: bool, only_say: bool)
 
     What nobody has read stays, but with `unread`. Raises: StateError where one does, or where the directory cannot be used.
     """
-    with StateDirectory.open(layout.root), Store.open(layout.database) as store, StoreReader.open(layout.database) as reader:
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(StateDirectory.open(layout.root))
+        store = None if only_say else opened.enter_context(Store.open(layout.database))  # which sets a damaged one aside
+        reader = opened.enter_context(StoreReader.open(layout.database))
         bank = Bank(layout.bank)
-        artifacts = ArtifactStore(bank)
-        if not only_say:
+        if store is not None:
             bank.empty_trash()
         return purging.purge(
-            artifacts,
+            ArtifactStore(bank),
             reader.every,
-            store.delete,
+            None if store is None else store.delete,
             retention,
             now=time.time(),
             unread=unread,
-            only_say=only_say,
         )

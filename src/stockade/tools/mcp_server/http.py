@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import uvicorn
 from mcp.server.lowlevel.server import Server
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stockade.errors import InvalidRequest
 from stockade.tools.mcp_server.tokens import BearerTokens
@@ -21,6 +23,8 @@ from stockade.tools.mcp_server.tokens import BearerTokens
 PATH: Final = "/mcp"
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 GOODBYE: Final = 5  # seconds that open responses have when the server ends
+FIRST_REQUEST: Final = 10.0  # seconds that a connection has to ask for something
+_SHARE: Final = 4  # connections have at most one in so many of the descriptors that this process may open
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ def parse_address(written: str, names: tuple[str, ...] = ()) -> Address:
     """`HOST:PORT`, `[HOST]:PORT` or `PORT`, which is on 127.0.0.1. Raises: InvalidRequest."""
     host, separator, port = written.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if separator else "127.0.0.1"
-    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
+    if not host or not port.isascii() or not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
         raise InvalidRequest(f"--http: {written!r} is no address", field="http", hint="give HOST:PORT, such as 127.0.0.1:8080, or PORT")
     return Address(host, int(port), names)
 
@@ -83,7 +87,14 @@ async def serve(
         app = BearerTokens(app, tokens)
     web = _Web(
         uvicorn.Config(
-            app, lifespan="on", log_level="warning", access_log=False, server_header=False, ws="none", timeout_graceful_shutdown=GOODBYE
+            app,
+            http=_Impatient,
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=GOODBYE,
         )
     )
     serving = asyncio.create_task(web.serve(sockets=[listening]), name="stockade-http")
@@ -97,6 +108,21 @@ async def serve(
         await asyncio.wait({serving, stopped})
         listening.close()
     serving.result()
+
+
+class _Impatient(H11Protocol):
+    """One connection: it has to ask for something soon, and there may be only so many, so that descriptors are left for jobs."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE:
+            transport.abort()
+            return
+        self.loop.call_later(FIRST_REQUEST, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.cycle is None and self.transport is not None:
+            self.transport.close()
 
 
 class _Web(uvicorn.Server):
@@ -122,9 +148,9 @@ def _listen(address: Address) -> socket.socket:
     try:
         family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         return socket.create_server((address.host, address.port), family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a name that can be none
         raise InvalidRequest(
-            f"--http: {address.host}:{address.port} cannot be listened on: {error.strerror}",
+            f"--http: {address.host}:{address.port} cannot be listened on: {getattr(error, 'strerror', None) or error}",
             field="http",
             hint="name another port; 0 takes a free one",
         ) from None

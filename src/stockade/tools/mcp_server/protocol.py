@@ -166,7 +166,10 @@ def _resource(handle: str, record: JobRecord) -> types.Resource:
 
 
 def _understood(uri: str) -> tuple[str, int]:
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # half an IPv6 address
+        parts = urlsplit("")
     handle, _, stream = parts.path.removeprefix("/").partition("/")
     query = dict(parse_qsl(parts.query))
     offset = query.pop("offset", "0")
