@@ -155,7 +155,7 @@ class DefaultTools:
             [SHELL, "-c", params.command],
             self._policy,
             owner=context.session_id,
-            abort=None if params.background else called_off,
+            abort=called_off,
             cwd=params.cwd,
             stdin=None if params.stdin is None else params.stdin.encode(),
             interactive=params.interactive,
@@ -167,16 +167,15 @@ class DefaultTools:
         wait = 0.0 if params.background else params.wait_s if params.wait_s is not None else self._patience(params)
         try:
             record = await self._executor.wait(job.id, wait, caller=context.session_id)
-        except asyncio.CancelledError:
+            remark = None
+            if not record.settled:
+                chosen = params.background or params.interactive or params.tty
+                remark = "in the background" if chosen else f"moved to the background: it goes on after the wait of {wait:g} s"
+            return await self._told(record, handle, params.max_output, remark=remark)
+        except asyncio.CancelledError:  # its id will never be told
             called_off.set()
-            if not params.background:
-                await asyncio.shield(self._executor.wait(job.id, caller=context.session_id))
+            await asyncio.shield(self._executor.wait(job.id, caller=context.session_id))
             raise
-        remark = None
-        if not record.settled:
-            chosen = params.background or params.interactive or params.tty
-            remark = "in the background" if chosen else f"moved to the background: it goes on after the wait of {wait:g} s"
-        return await self._told(record, handle, params.max_output, remark=remark)
 
     async def _output(self, params: OutputParams, context: CallContext) -> Mapping[str, Any]:
         ways = {"from_line": params.from_line, "from_byte": params.from_byte, "tail": params.tail}
