@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from stockade import Executor, Policy
+from stockade.jobs.reached import Reached
 from stockade.launcher.outcome import Exited, OutOfMemory, Signaled
 from support.hungry import ALLOCATE, FILL, FORK
 from support.programs import python, shell
@@ -66,6 +68,16 @@ async def test_a_bash_that_cannot_fork_is_killed_all_the_same(workspace: Path) -
                 break
         assert (await executor.run(["/usr/bin/true"])).ok
         assert (await job.kill()).settled
+
+
+async def test_a_process_that_has_as_many_files_open_as_it_may_is_told() -> None:
+    """Control: with one less nothing is said."""
+    program = "import os, sys, time\nfor n in range(int(sys.argv[1])): os.dup(1)\ntry: os.dup(1)\nexcept OSError: pass\ntime.sleep(2.5)"
+    async with Executor(build_policy(open_files=100)) as executor:
+        full, roomy = await asyncio.gather(*(executor.run(python(program, str(number))) for number in (96, 95)))
+    assert full.record.notes == ("open files limit: a process had as many open as it may, 100",)
+    assert full.record.reached == (Reached("open_files", 100),)
+    assert (roomy.record.notes, roomy.outcome) == ((), Exited(0))
 
 
 async def test_open_files_are_limited_for_each_process() -> None:

@@ -22,6 +22,7 @@ class Budget:
         self.clock = JobClock()
         self.filled: dict[str, Filling] = {}  # of each of its own places, the fullest that it was seen
         self.was_crowded = False  # as many processes were seen as may be
+        self.most_open = 0  # descriptors that one process was seen to have
         self.peak_sample: int | None = None
         self.samples_memory = "memory" not in controllers
         self.samples_processes = "pids" not in controllers
@@ -40,8 +41,9 @@ class Budget:
         self.limits = limits
         self.changed.set()
 
-    def note_sample(self, filled: dict[str, Filling], threads: int | None, memory: int | None) -> None:
-        """What was seen while it ran; `threads` with init's."""
+    def note_sample(self, filled: dict[str, Filling], threads: int | None, memory: int | None, most_open: int) -> None:
+        """What was seen while it ran; `threads` with init's, `most_open` descriptors of one process."""
+        self.most_open = max(self.most_open, most_open)
         self.filled = fuller(self.filled, filled)
         self.was_crowded = self.was_crowded or (threads is not None and threads > self.limits.processes)
         if memory is not None:

@@ -310,7 +310,8 @@ class LiveJob:
         if isinstance(outcome, OutOfMemory) and outcome.peak is None:
             outcome = dataclasses.replace(outcome, peak=budget.peak_sample)
         filled = {} if self._sandbox is None else self._sandbox.filled
-        reached = find_reached(outcome, counted, budget.limits, fuller(budget.filled, filled), was_crowded=budget.was_crowded)
+        places = fuller(budget.filled, filled)
+        reached = find_reached(outcome, counted, budget.limits, places, was_crowded=budget.was_crowded, most_open=budget.most_open)
         self.ending.notes += [each.sentence() for each in reached]
         usage = record_usage(
             counted,

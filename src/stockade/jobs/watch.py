@@ -16,14 +16,15 @@ from stockade.jobs.pace import LONGEST as PERIOD
 from stockade.jobs.pace import Pace
 from stockade.launcher.outcome import OutOfMemory, TimedOut
 from stockade.launcher.process import ProcessTree
-from stockade.launcher.sampling import MemorySampler, Uncountable
+from stockade.launcher.sampling import MemorySampler, Uncountable, most_open
 from stockade.launcher.scratch import Filling
 
 if TYPE_CHECKING:
     from stockade.jobs.supervisor import LiveJob
 
 _log = logging.getLogger(__name__)
-_LONGEST: Final = 3600.0  # seconds without a look
+_LONGEST: Final = 3600.0
+_SELDOM: Final = 1.0  # seconds between two looks that no limit asks for
 _BLIND: Final = "memory files of a process that had made itself invisible (PR_SET_DUMPABLE) were not counted"
 
 
@@ -36,6 +37,7 @@ class Sample:
     threads: int | None
     memory: int | None
     processes: int
+    most_open: int  # descriptors, of the process that has most
     uncountable: str | None = None  # why what it holds is not known, and may be anything
 
 
@@ -71,7 +73,7 @@ class _Watch:
             except TimeoutError:
                 pass
             try:
-                if self._has_to_look() and await self._look():
+                if await self._look():
                     return
             except (OSError, RuntimeError):
                 pass  # no descriptor or thread was free, say; the next look comes soon
@@ -107,7 +109,7 @@ class _Watch:
     def _pause(self) -> float:
         """Seconds until the next look, or until there may be a reason for one."""
         if not self._has_to_look():
-            return _LONGEST
+            return _SELDOM
         return self._pace.pause if self._samples_memory() else PERIOD
 
     async def _look(self) -> bool:
@@ -124,7 +126,7 @@ class _Watch:
         if limits.memory is not None and sample.memory is not None:
             seen = time.monotonic()
             self._pace.saw(sample.memory, limits.memory, at=seen, cost=seen - asked)
-        budget.note_sample(sample.filled, sample.threads, sample.memory)
+        budget.note_sample(sample.filled, sample.threads, sample.memory, sample.most_open)
         if self._sampler.is_blind and _BLIND not in job.ending.notes:
             job.ending.notes.append(_BLIND)
         if limits.cpu_time is not None and sample.cpu is not None and sample.cpu >= limits.cpu_time:
@@ -167,5 +169,6 @@ def _sample(budget: Budget, sampler: MemorySampler, tree: ProcessTree) -> Sample
         threads=leaf.count_threads() if budget.samples_processes else None,
         memory=memory,
         processes=processes,
+        most_open=sampler.most_open if budget.samples_memory and limits.memory is not None else most_open(leaf),
         uncountable=uncountable,
     )

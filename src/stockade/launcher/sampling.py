@@ -15,6 +15,7 @@ not open, only what is resident of it, and nothing of a process that has made it
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -41,6 +42,7 @@ class MemorySampler:
         self._leaf = leaf
         self._was_still = -_STILL_PERIOD
         self.is_blind = False  # some memory could not be looked at, in a process that has made itself invisible
+        self.most_open = 0  # descriptors, of the process that had most in any look
 
     def look(self, limit: int, scratch: int) -> int:
         """Bytes that the job holds, `scratch` of them in its own tmpfs mounts: an upper bound while it is at most `limit`, as exact as
@@ -53,6 +55,7 @@ class MemorySampler:
             look = _Look(self._leaf)
             seen = max(seen, look.total(limit, scratch))
             self.is_blind = self.is_blind or look.is_blind
+            self.most_open = max(self.most_open, look.most)
             if not look.has_lost_sight or seen > limit:
                 return seen
         if (now := time.monotonic()) - self._was_still >= _STILL_PERIOD:
@@ -62,12 +65,18 @@ class MemorySampler:
         return seen
 
 
+def most_open(leaf: Leaf) -> int:
+    """How many descriptors that process of a job has which has most; 0 where none can be looked at. Blocks."""
+    return _Look(leaf).most_open()
+
+
 class _Look:
     """One pass over all processes."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.has_lost_sight = False
         self.is_blind = False
+        self.most = 0  # descriptors, of the process that has most
         self._processes: list[Process] = []
         self._mapped: dict[Process, int] = {}
         self._init: Process | None = None  # has no memory files; rootless, nobody may look at it
@@ -106,6 +115,12 @@ class _Look:
         total = resident + rest + self._sum_of_files()
         return total if total <= limit else min(total, self._exact(limit, rest))
 
+    def most_open(self) -> int:
+        for process in self._processes:
+            with contextlib.suppress(Vanished, Hidden):
+                self.most = max(self.most, len(process.descriptors()))
+        return self.most
+
     def _sum_of_files(self) -> int:
         return sum(self._files.values())
 
@@ -119,6 +134,7 @@ class _Look:
         except Hidden:
             self.is_blind = True
             return 0
+        self.most = max(self.most, len(numbers))
         if len(numbers) <= MAX_DESCRIPTORS:
             for name in ("exe", *(f"fd/{number}" for number in numbers)):
                 self._add_file(process, name)
