@@ -345,6 +345,7 @@ def ptys(wanted: str) -> dict:
         count, why = os.read(read_end, 100).decode().split()
         got += int(count)
         reasons.add(why)
+    for pid, _ in children:  # not before all have tried: with each, what it has is given back
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     return {"got": got, "reasons": sorted(reasons)}
