@@ -12,7 +12,7 @@ import time
 from stockade import Executor, Policy
 from stockade.config import Config
 from stockade.launcher.outcome import OutOfMemory
-from stockade.launcher.sampling import tree_memory
+from stockade.launcher.sampling import MemorySampler
 
 MIB = 1 << 20
 LIMIT = 256 * MIB
@@ -157,7 +157,7 @@ async def _cost_of_looking() -> None:
             for limit in (1 << 40, 1):  # far away: resident sizes alone; reached: proportional ones too
                 began = time.process_time()
                 for _ in range(20):
-                    tree_memory(tree.leaf, limit)
+                    MemorySampler(tree.leaf).look(limit, 0)
                 costs.append((time.process_time() - began) / 20)
             await job.kill(grace=0)
             print(

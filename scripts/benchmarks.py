@@ -6,6 +6,7 @@ Absolute times are of the machine and the moment; the ratios are what to compare
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import resource
 import subprocess
@@ -135,7 +136,7 @@ async def bench_capture() -> None:
             ours, theirs = [], []
             for _ in range(5):
                 job = await executor.start(argv)
-                ours.append(await timed(lambda job=job: job.wait()))
+                ours.append(await timed(job.wait))
                 theirs.append(await asyncio.to_thread(plain_write, argv, f"{place}/plain"))
         ratio = line("straight to a file", theirs) / line("captured by stockade", ours)
     print(f"  rate of capture / rate of the plain write: {ratio:.2f}")
@@ -169,7 +170,7 @@ async def bench_status() -> None:
                 ids[ids.index("")] = (await executor.run(TRUE)).id
 
         await asyncio.gather(*(some() for _ in range(4)))
-        line("executor.get", [await timed(lambda each=each: executor.get(each)) for each in ids[:: count // 500]])
+        line("executor.get", [await timed(functools.partial(executor.get, each)) for each in ids[:: count // 500]])
 
 
 async def bench_lag() -> None:
