@@ -1,6 +1,7 @@
 """The limits that only the executor can hold: wall, CPU and idle time, and memory where no controller does it.
 
-What is looked at anyway is looked at for more: whether a place is full, and whether as many processes are there as may be.
+Each look, and there is one a second at least, sees more: whether a place is full, and whether as many processes, or descriptors of one,
+are there as may be.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from stockade.jobs.supervisor import LiveJob
 
 _log = logging.getLogger(__name__)
-_LONGEST: Final = 3600.0
+_LONGEST: Final = 3600.0  # seconds, where no deadline is near
 _SELDOM: Final = 1.0  # seconds between two looks that no limit asks for
 _BLIND: Final = "memory files of a process that had made itself invisible (PR_SET_DUMPABLE) were not counted"
 

@@ -52,22 +52,33 @@ class MemorySampler:
         """
         seen = 0
         for _ in range(_LOOKS):
-            look = _Look(self._leaf)
-            seen = max(seen, look.total(limit, scratch))
-            self.is_blind = self.is_blind or look.is_blind
-            self.most_open = max(self.most_open, look.most)
-            if not look.has_lost_sight or seen > limit:
+            held, has_lost_sight = self._once(limit, scratch)
+            seen = max(seen, held)
+            if not has_lost_sight or seen > limit:
                 return seen
         if (now := time.monotonic()) - self._was_still >= _STILL_PERIOD:
             self._was_still = now
             with self._leaf.held_still(_STILL_BOUND):
-                seen = max(seen, _Look(self._leaf).total(limit, scratch))
+                seen = max(seen, self._once(limit, scratch)[0])
         return seen
+
+    def _once(self, limit: int, scratch: int) -> tuple[int, bool]:
+        look = _Look(self._leaf)
+        held = look.total(limit, scratch)
+        self.is_blind = self.is_blind or look.is_blind
+        self.most_open = max(self.most_open, look.most_open)
+        return held, look.has_lost_sight
 
 
 def most_open(leaf: Leaf) -> int:
-    """How many descriptors that process of a job has which has most; 0 where none can be looked at. Blocks."""
-    return _Look(leaf).most_open()
+    """How many descriptors that process of a job has which has most, init left out; 0 where none can be looked at. Blocks."""
+    most = 0
+    for pid in leaf.processes():
+        with contextlib.suppress(Vanished, Hidden):
+            process = Process(pid)
+            if not process.memory().is_init:
+                most = max(most, len(process.descriptors()))
+    return most
 
 
 class _Look:
@@ -76,7 +87,7 @@ class _Look:
     def __init__(self, leaf: Leaf) -> None:
         self.has_lost_sight = False
         self.is_blind = False
-        self.most = 0  # descriptors, of the process that has most
+        self.most_open = 0  # descriptors, of the process that has most
         self._processes: list[Process] = []
         self._mapped: dict[Process, int] = {}
         self._init: Process | None = None  # has no memory files; rootless, nobody may look at it
@@ -115,12 +126,6 @@ class _Look:
         total = resident + rest + self._sum_of_files()
         return total if total <= limit else min(total, self._exact(limit, rest))
 
-    def most_open(self) -> int:
-        for process in self._processes:
-            with contextlib.suppress(Vanished, Hidden):
-                self.most = max(self.most, len(process.descriptors()))
-        return self.most
-
     def _sum_of_files(self) -> int:
         return sum(self._files.values())
 
@@ -134,7 +139,7 @@ class _Look:
         except Hidden:
             self.is_blind = True
             return 0
-        self.most = max(self.most, len(numbers))
+        self.most_open = max(self.most_open, len(numbers))
         if len(numbers) <= MAX_DESCRIPTORS:
             for name in ("exe", *(f"fd/{number}" for number in numbers)):
                 self._add_file(process, name)

@@ -65,7 +65,7 @@ class Leaf:
                 if not self._is_frozen:
                     write_file(directory, "cgroup.freeze", "1")
                 try:
-                    _wait_frozen(directory, bound)
+                    _await_frozen(directory, bound)
                     yield
                 finally:
                     if not self._is_frozen:
@@ -192,17 +192,21 @@ class Tree:
         remove_tree(self.path)
 
 
-def _wait_frozen(directory: int, bound: float) -> None:
-    """Waits until every process of a cgroup stands still, for `bound` seconds at most."""
+def await_event(events: int, line: str, bound: float) -> bool:
+    """Waits until an open cgroup.events has that line, such as "frozen 1", by notification; False after `bound` seconds. Blocks."""
     deadline = time.monotonic() + bound
+    poll = select.poll()
+    poll.register(events, select.POLLPRI)
+    while line not in os.pread(events, 4096, 0).decode("ascii", "replace").splitlines():
+        if (left := deadline - time.monotonic()) <= 0 or not poll.poll(left * 1000):
+            return False
+    return True
+
+
+def _await_frozen(directory: int, bound: float) -> None:
     events = os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
-        poll = select.poll()
-        poll.register(events, select.POLLPRI)
-        while flat_keyed(os.pread(events, 4096, 0).decode("ascii", "replace")).get("frozen") != 1:
-            if (left := deadline - time.monotonic()) <= 0:
-                return
-            poll.poll(left * 1000)
+        await_event(events, "frozen 1", bound)
     finally:
         os.close(events)
 

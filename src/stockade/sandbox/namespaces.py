@@ -16,7 +16,6 @@ SIOCGIFFLAGS = 0x8913
 SIOCSIFFLAGS = 0x8914
 IFF_UP = 0x1
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
-# Of the 128 instances that the kernel gives each user unless the host's root says otherwise, and of its watches.
 
 # One line of an id map: first id inside, first id outside, how many.
 IdMap = tuple[int, int, int]

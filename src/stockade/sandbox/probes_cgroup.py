@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import time
 from collections.abc import Iterator
@@ -203,12 +202,8 @@ def _watched(leaf: cgroup.Leaf) -> Iterator[partial[None]]:
 
 
 def _await_event(events: int, line: str) -> None:
-    poll = select.poll()
-    poll.register(events, select.POLLPRI)
-    deadline = time.monotonic() + BOUND / 2
-    while line not in os.pread(events, 4096, 0).decode("ascii", "replace").splitlines():
-        if (left := deadline - time.monotonic()) <= 0 or not poll.poll(left * 1000):
-            raise NoEffect(f"cgroup.events did not tell {line!r} in time")
+    if not cgroup.await_event(events, line, BOUND / 2):
+        raise NoEffect(f"cgroup.events did not tell {line!r} in time")
 
 
 def _cpu_stat(setting: Setting) -> str:

@@ -20,6 +20,7 @@ JOB_UID = 1000
 JOB_GID = 1000
 JOB_USER = "job"
 JOB_HOME = "/home/job"
+INOTIFY = (32, 16_384)  # instances and watches of one job, where the host has not been asked
 
 
 class Access(enum.StrEnum):
@@ -216,7 +217,7 @@ class Host:
     etc: Place  # a directory with the /etc that jobs see
     cpus: int
     cpuset: str | None = None  # the CPUs that jobs can have, such as "0-3"; None: not known
-    inotify: tuple[int, int] = (32, 16_384)  # instances and watches that one job may have
+    inotify: tuple[int, int] = INOTIFY  # instances and watches that one job may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ class SandboxSpec:
     identity: Identity
     hostname: str = "stockade"
     loopback: bool = True
-    inotify: tuple[int, int] = (32, 16_384)  # instances and watches
+    inotify: tuple[int, int] = INOTIFY  # instances and watches
     shm_bytes: int | None = None  # of System V shared memory in all (kernel.shmall); None: the kernel's default
     mechanisms: tuple[tuple[str, str], ...] = field(default=())  # ("memory", "memory.cgroup") …, one a limit
     interactive: bool = False  # standard input is written while it runs
