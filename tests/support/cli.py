@@ -75,13 +75,14 @@ class Running:
 
 
 @contextmanager
-def started(*arguments: str, stdin: int = subprocess.DEVNULL) -> Iterator[Running]:
-    """Starts it in a process group of its own; whatever happens, it is gone afterwards."""
+def started(*arguments: str, stdin: int = subprocess.DEVNULL, open_files: int | None = None) -> Iterator[Running]:
+    """Starts it in a process group of its own, where it may have so many open files; whatever happens, it is gone afterwards."""
+    limited = [] if open_files is None else ["prlimit", f"--nofile={open_files}:{open_files}"]
     # A signal that is ignored here would be ignored there: a test run in the background must not tell another story.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         process = subprocess.Popen(
-            [*COMMAND, *arguments],
+            [*limited, *COMMAND, *arguments],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

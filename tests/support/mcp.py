@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import resource
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
-from support.cli import COMMAND, environment, started
+from support.cli import COMMAND, Running, environment, started
 
 LEGACY, MODERN = "legacy", "2026-07-28"  # the handshake of 2025-11-25 and before, and the wire without one
 MODES = (LEGACY, MODERN)
@@ -27,15 +26,20 @@ def over_stdio(*arguments: str, mode: str = MODERN, **options: Any) -> Client:
 
 
 @contextlib.contextmanager
-def http_server(*arguments: str, open_files: int | None = None) -> Iterator[str]:
+def http_server(*arguments: str) -> Iterator[str]:
     """`stockade mcp --http` on a free port of loopback; its URL."""
-    with started("mcp", "--http", "127.0.0.1:0", *arguments) as running:
+    with http_process(*arguments) as (_, url):
+        yield url
+
+
+@contextlib.contextmanager
+def http_process(*arguments: str, open_files: int | None = None) -> Iterator[tuple[Running, str]]:
+    """The same, and the process that serves, with so many open files at most."""
+    with started("mcp", "--http", "127.0.0.1:0", *arguments, open_files=open_files) as running:
         line = running.line("stderr").decode()
         found = re.search(r"http://\S+", line)
         assert found, line
-        if open_files is not None:
-            resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (open_files, open_files))
-        yield found[0]
+        yield running, found[0]
         running.signal(15)
         assert running.end() == 143
 
@@ -81,4 +85,16 @@ def id_in(text: str) -> str:
     return found[1]
 
 
-__all__ = ["LEGACY", "MODERN", "MODES", "http_server", "id_in", "only_text", "over_http", "over_stdio", "refused", "text_of"]
+__all__ = [
+    "LEGACY",
+    "MODERN",
+    "MODES",
+    "http_process",
+    "http_server",
+    "id_in",
+    "only_text",
+    "over_http",
+    "over_stdio",
+    "refused",
+    "text_of",
+]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import signal
 import socket
 import time
 from pathlib import Path
@@ -16,7 +18,7 @@ from stockade.tools.mcp_server.http import Address, check_tokens, parse_address
 from stockade.tools.mcp_server.tokens import read_tokens
 from support.cli import stockade
 from support.leaks import Leftovers
-from support.mcp import LEGACY, MODES, http_server, id_in, over_http, refused, text_of
+from support.mcp import LEGACY, MODES, http_process, http_server, id_in, over_http, refused, text_of
 from support.survivors import SURVIVORS, beats
 from support.waiting import BOUND, eventually, grows
 
@@ -138,15 +140,33 @@ async def test_nothing_is_left_when_the_server_is_told_to_go(workspace: Path) ->
 
 async def test_connections_that_ask_for_nothing_do_not_keep_others_out(tokens: Path) -> None:
     """Each descriptor of the server could be taken by who has no token, for ever; now a quarter at most, and for ten seconds."""
-    with http_server("--token-file", str(tokens), open_files=256) as url:
-        port = int(url.rpartition(":")[2].partition("/")[0])
-        idle = [await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), 10) for _ in range(300)]
-        try:
+    with http_process("--token-file", str(tokens), open_files=256) as (server, url):
+        idle = [socket.socket() for _ in range(300)]
+        server.signal(signal.SIGSTOP)
+        try:  # all at once, as far as the listening socket lets them wait
+            for connection in idle:
+                connection.setblocking(False)
+                connection.connect_ex(("127.0.0.1", port_in(url)))
+            server.signal(signal.SIGCONT)
             answer = await asyncio.to_thread(lambda: patient(url, Authorization=f"Bearer {ONE}"))
             assert answer.status_code == 200
         finally:
             for connection in idle:
                 connection.close()
+
+
+def test_a_server_whose_log_nobody_reads_goes_on() -> None:
+    """A refused name is one line on stderr: who sends enough of them filled the pipe, and the server waited for a reader."""
+    with http_process() as (server, url), httpx2.Client(headers={**ACCEPT, "Host": "evil.example"}, timeout=60) as web:
+        assert server.process.stderr is not None
+        room = fcntl.fcntl(server.process.stderr, fcntl.F_SETPIPE_SZ, 4_096)
+        for _ in range(room // 16):
+            assert web.post(url, json=INITIALIZE).status_code == 421
+        assert ask(url).status_code == 200
+
+
+def port_in(url: str) -> int:
+    return int(url.rpartition(":")[2].partition("/")[0])
 
 
 def patient(url: str, **headers: str) -> httpx2.Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from stockade.tools.cli import exit_codes
 from stockade.tools.cli.interrupts import Interrupts
 from stockade.tools.mcp_server import http, stdio
 from stockade.tools.mcp_server.http import Address
+from stockade.tools.mcp_server.logs import log_to
 from stockade.tools.mcp_server.protocol import make_server
 from stockade.tools.mcp_server.surfaces import Surface, offer
 
@@ -35,6 +37,7 @@ class Serving:
 
 def serve(wanted: Serving, say: Callable[[str], None]) -> int:
     """Serves until the end; the exit code. `say` gets the URL of an HTTP server. Raises: StockadeError."""
+    log_to(sys.stderr.fileno())
     return asyncio.run(_serve(wanted, say))
 
 

@@ -25,6 +25,8 @@ LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 GOODBYE: Final = 5  # seconds that open responses have when the server ends
 FIRST_REQUEST: Final = 10.0  # seconds that a connection has to ask for something
 _SHARE: Final = 4  # connections have at most one in so many of the descriptors that this process may open
+_BURST: Final = 16  # and one in so many are taken in one turn of the loop, before the first of them can be refused
+_BACKLOG: Final = 2_048  # more than that never wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ async def serve(
             app,
             http=_Impatient,
             lifespan="on",
+            backlog=_at_once(),
+            log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -115,7 +119,7 @@ class _Impatient(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE:
+        if len(self.connections) > _descriptors() // _SHARE:
             transport.abort()
             return
         self.loop.call_later(FIRST_REQUEST, self._give_up)
@@ -123,6 +127,19 @@ class _Impatient(H11Protocol):
     def _give_up(self) -> None:
         if self.cycle is None and self.transport is not None:
             self.transport.close()
+
+
+def _descriptors() -> int:
+    """How many this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _at_once() -> int:
+    """The backlog of the socket, which asyncio also takes for how many connections to accept in one turn.
+
+    It does not stop at EMFILE (CPython 3.11, `_accept_connection`): each further try logs the error again.
+    """
+    return max(1, min(_descriptors() // _BURST, _BACKLOG))
 
 
 class _Web(uvicorn.Server):
