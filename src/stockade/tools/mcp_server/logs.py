@@ -27,10 +27,8 @@ class Unblocking(logging.Handler):
             if any(events & select.POLLOUT for _, events in self._poll.poll(0)):
                 os.write(self._descriptor, line[-_LINE:])
                 return
-        except OSError:
+        except (OSError, TypeError, ValueError):  # nobody listens any more, or the record does not fit its own text
             pass
-        except Exception:  # what a record is made of can be anything; logging may not raise
-            logging.Handler.handleError(self, record)
         self.lost += 1
 
 
