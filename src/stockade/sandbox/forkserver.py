@@ -68,7 +68,7 @@ class ForkServer:
         self._executor = executor  # pidfd of the executor's process
         self._is_root = is_root
         self._filters: dict[str, bytes] = {}
-        self._inits: set[int] = set()  # pidfds
+        self._inits: dict[int, int | None] = {}  # by pidfd; its mount namespace, where that can be held
         self._idmaps: dict[tuple[int, int, int], int] = {}  # (uid outside, gid outside, first id inside) -> user namespace
         self._self = os.pidfd_open(os.getpid())
         self._poll = select.poll()
@@ -151,7 +151,7 @@ class ForkServer:
         finally:
             for tree in filter(None, sources or ()):
                 os.close(tree)
-        self._inits.add(pidfd)
+        self._inits[pidfd] = _hold_mounts(pid)
         self._poll.register(pidfd, select.POLLIN)
         try:
             protocol.send(self._channel, protocol.encode(LAUNCHED, sandbox=name, pid=pid), (pidfd,))
@@ -226,10 +226,12 @@ class ForkServer:
         return self._idmaps[key]
 
     def _reap(self, pidfd: int) -> None:
-        self._inits.remove(pidfd)
+        held = self._inits.pop(pidfd)
         self._poll.unregister(pidfd)
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         os.close(pidfd)
+        if held is not None:
+            os.close(held)
 
     def _end(self) -> NoReturn:
         for pidfd in self._inits:
@@ -238,6 +240,17 @@ class ForkServer:
             except ProcessLookupError:
                 pass
         os._exit(0)
+
+
+def _hold_mounts(pid: int) -> int | None:
+    """A descriptor of the mount namespace of a child that we have yet to reap; None where we may not have one (rootless).
+
+    While it is open, the last process of a job can be gone before its forty mounts are, and nobody waits for those.
+    """
+    try:
+        return os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def main() -> NoReturn:
