@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,14 @@ async def test_a_missing_program_is_an_error_unless_its_failure_is_to_be_recorde
         assert (await executor.read(job.id)).content == ""
         with pytest.raises(ExecutableNotFound):
             await job.result()
+
+
+async def test_the_state_may_lie_where_a_sandbox_has_places_of_its_own() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        config = from_environment(state_dir=f"{place}/state")
+        async with Executor(Policy(), config=config) as executor:
+            result = await executor.run(shell("cat /etc/hostname; ls /dev/shm"))
+            assert (result.outcome, result.stdout) == (Exited(0), b"stockade\n")
 
 
 async def test_an_abort_that_is_set_before_runs_nothing() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -341,6 +343,25 @@ def test_explain_prints_the_plan_and_starts_nothing(workspace: Path) -> None:
 
 
 # Records that stay
+
+
+def test_a_line_in_the_log_cannot_write_over_itself(tmp_path: Path) -> None:
+    state = {"STOCKADE_STATE_DIR": str(tmp_path / "state")}
+    assert stockade("run", "--", *shell("printf 'bad\\rgood\\r\\nend\\r'"), variables=state).returncode == 0
+    job = json.loads(stockade("ps", "--json", variables=state).stdout)[0]["id"]
+    assert stockade("logs", job, variables=state).stdout == b"bad\\rgood\r\nend\\r"
+    assert stockade("logs", "--bytes", job, variables=state).stdout == b"bad\rgood\r\nend\r"
+
+
+def test_a_table_has_room_for_text_on_the_narrowest_terminal(tmp_path: Path) -> None:
+    state = {"STOCKADE_STATE_DIR": str(tmp_path / "state")}
+    assert stockade("run", "--", "true", variables=state).returncode == 0
+    master, slave = pty.openpty()
+    with open(master, "rb", buffering=0) as shown:
+        termios.tcsetwinsize(slave, (24, 2))
+        with open(slave, "wb", buffering=0) as terminal:
+            subprocess.run([*COMMAND, "ps"], stdout=terminal, timeout=BOUND, env=environment(**state), check=True)
+        assert b"ID" in shown.read(65_536)
 
 
 def test_what_a_run_leaves_in_a_state_directory_can_be_read(tmp_path: Path) -> None:

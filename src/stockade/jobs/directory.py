@@ -93,6 +93,7 @@ class StateDirectory:
             _make(layout.root)
             _verify(layout.root, is_ours=lambda: _may_be_ours(layout))
             _mark(layout)
+            _check_database(layout)
             lock = _take_lock(layout)
         except OSError as why:
             raise StateError(
@@ -144,6 +145,7 @@ def look(path: str) -> Layout:
         if not found:
             raise StateError(f"{path!r} is no state directory of Stockade", hint="name the one that the executor was given")
         _verify(layout.root)
+        _check_database(layout)
     except OSError as why:
         raise StateError(f"the state directory {path!r} cannot be read: {why.strerror}") from why
     return layout
@@ -234,6 +236,16 @@ def _verify(path: str, is_ours: Callable[[], bool] = lambda: True) -> None:
         raise _not_ours(path)
     if mode := stat.S_IMODE(found.st_mode) & 0o077:
         raise StateError(f"{path!r} is open to others (mode bits {mode:03o})", hint=f"chmod 700 {path}")
+
+
+def _check_database(layout: Layout) -> None:
+    """Raises StateError where something else is in the place of the registry: SQLite would wait for a writer of a fifo, for ever."""
+    try:
+        found = os.lstat(layout.database)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        raise StateError(f"{layout.database!r} is no regular file", hint="move it away, or name another state directory")
 
 
 def _mark(layout: Layout) -> None:

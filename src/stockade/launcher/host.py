@@ -63,13 +63,14 @@ def find_host(*, identity: Identity, controllers: Iterable[str], etc: str, root:
         elif os.path.isdir(path):
             place = resolve_place(path, field="root")
             system.append(Place(f"/{name}", place.real, place.device, place.inode, place.uid, place.gid, is_dir=True))
-    etc_place = resolve_place(etc, field="root")
+    real = os.path.realpath(etc)
+    found = os.stat(real)
     return Host(
         identity=identity,
         controllers=frozenset(controllers),
         system=tuple(system),
         links=tuple(links),
-        etc=Place("/etc", etc_place.real, etc_place.device, etc_place.inode, etc_place.uid, etc_place.gid, is_dir=True),
+        etc=Place("/etc", real, found.st_dev, found.st_ino, found.st_uid, found.st_gid, is_dir=True),  # ours, wherever our state is
         cpus=os.cpu_count() or 1,
         cpuset=cpuset,
         inotify=_inotify_share(),

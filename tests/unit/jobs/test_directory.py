@@ -53,6 +53,17 @@ def test_a_new_directory_is_private_and_laid_out(tmp_path: Path) -> None:
     assert look(layout.root) == layout
 
 
+def test_something_else_in_the_place_of_the_registry_is_refused(tmp_path: Path) -> None:
+    """SQLite opens a fifo and waits for whoever writes to it."""
+    with StateDirectory.open(str(tmp_path / "state")) as directory:
+        layout = directory.layout
+    os.mkfifo(layout.database)
+    for use in (look, StateDirectory.open):
+        with pytest.raises(StateError, match="is no regular file"):
+            use(layout.root)
+    assert living_owner(layout) is None
+
+
 def test_each_opening_is_an_instance_of_its_own(tmp_path: Path) -> None:
     instances = set()
     for _ in range(3):

@@ -26,6 +26,7 @@ V = TypeVar("V")
 _AGES: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _PINS: Final = frozenset({"device", "inode"})
+_NARROW: Final = 20  # columns at least: in fewer a table would have no room for any text
 _WIDE: Final = 100_000  # columns for whoever is no terminal: nothing is cut
 
 
@@ -160,7 +161,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     grid = Table(*head, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         grid.add_row(*(Text(printable(cell)) for cell in row))
-    width = shutil.get_terminal_size().columns if terminal else _WIDE
+    width = max(_NARROW, shutil.get_terminal_size().columns) if terminal else _WIDE
     console = Console(file=sys.stdout, width=width, no_color=True, force_terminal=terminal, legacy_windows=False)
     with console.capture() as captured:
         console.print(grid)

@@ -31,7 +31,7 @@ from stockade.tools.cli.render import printable
 
 PERIOD: Final = 0.1  # seconds between two looks of `logs -f`
 _LOOKS: Final = 5
-_CONTROLS: Final = re.compile(r"[^\n\t\r -\x7e\xa0-\U0010ffff]")
+_CONTROLS: Final = re.compile(r"\r(?!\n)|[^\n\t\r -\x7e\xa0-\U0010ffff]")
 
 
 def find_layout(state_dir: str | None) -> Layout:
@@ -158,6 +158,7 @@ class _Writer:
 
     def __init__(self, *, exact: bool) -> None:
         self._decoder = None if exact else codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""  # a carriage return whose line feed may be yet to come; by itself it would write over what is there
 
     def write(self, data: bytes) -> None:
         self._put(data, final=False)
@@ -167,7 +168,9 @@ class _Writer:
 
     def _put(self, data: bytes, *, final: bool) -> None:
         if self._decoder is not None:
-            text = self._decoder.decode(data, final)
+            text = self._held + self._decoder.decode(data, final)
+            self._held = "\r" if text.endswith("\r") and not final else ""
+            text = text.removesuffix(self._held) if self._held else text
             data = _CONTROLS.sub(lambda found: printable(found[0]), text).encode()
         write_all(1, data)
 
