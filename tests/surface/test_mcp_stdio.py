@@ -108,10 +108,12 @@ async def test_a_giant_line_binary_and_colours(mode: str) -> None:
         binary = await text_of(client, "bash", command="head -c 2000000 /dev/urandom")
         assert len(binary) < 30_100
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", binary)
-        drawn = await text_of(client, "bash", command=r"""printf '\033[31mred\033[0m\n 10%%\r 99%%\r100%%\n'""")
+        drawing = r"""printf '\033[31mred\033[0m\n 10%%\r 99%%\r100%%\n'"""
+        drawn = await text_of(client, "bash", command=drawing, description="draws \x1b[31m \0")
         assert drawn.endswith("\nred\n100%")
         resources = (await client.list_resources()).resources
         assert len(resources) == 3
+        assert resources[0].name.endswith(r" draws \x1b[31m \x00")
         raw = (await client.read_resource(resources[0].uri)).contents[0]
         assert isinstance(raw, TextResourceContents)
         assert raw.text == "\x1b[31mred\x1b[0m\n 10%\r 99%\r100%\n"

@@ -133,6 +133,8 @@ class JobRuntime:
             producer = await starter()
         finally:
             self._starting[owner] -= 1
+            if not self._starting[owner]:
+                del self._starting[owner]
         self._counts[kind] = self._counts.get(kind, 0) + 1
         snapshot = JobSnapshot(f"{kind}-{self._counts[kind]}", kind, label.strip(), owner, "running", quiet=quiet)
         job = self._jobs[snapshot.id] = _Job(snapshot, producer, output_limit_bytes)

@@ -21,6 +21,7 @@ from stockade.policy.command import Terminal
 from stockade.policy.model import Policy
 from stockade.policy.quantities import format_bytes, format_seconds
 from stockade.tools.bash_tools import Filled, Verbatim
+from stockade.tools.cli.render import printable
 from stockade.tools.mcp_server import answers, windows
 from stockade.tools.mcp_server.handles import Handles
 from stockade.tools.schemas import WHOLE, CallContext, Effects, Tool
@@ -277,7 +278,7 @@ class DefaultTools:
         known = await self.records(owner, limit=50)
         now = time.time()
         running = [
-            f"{name} ({record.label or 'command'}, {answers.duration(now - record.created_at)})"
+            f"{name} ({printable(record.label or 'command')}, {answers.duration(now - record.created_at)})"
             for name, record in known
             if not record.settled
         ]

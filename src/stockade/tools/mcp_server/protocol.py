@@ -25,6 +25,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from stockade.bank.windows import MAX_BYTES, BytePage
 from stockade.errors import StockadeError
 from stockade.jobs.records import JobRecord
+from stockade.tools.cli.render import printable
 from stockade.tools.mcp_server.default_tools import STREAM, DefaultTools
 from stockade.tools.mcp_server.surfaces import DefaultOffer, Offer
 from stockade.tools.schemas import CallContext
@@ -159,7 +160,7 @@ class _Resources:
 def _resource(handle: str, record: JobRecord) -> types.Resource:
     return types.Resource(
         uri=f"{SCHEME}://job/{handle}/{STREAM}",
-        name=f"{handle} {record.label or ''}".strip(),
+        name=printable(f"{handle} {record.label or ''}".strip()),
         description=record.sentence(),
         size=record.stdout_bytes if record.settled else None,
     )
