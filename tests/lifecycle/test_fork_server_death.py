@@ -53,6 +53,8 @@ async def test_no_process_of_any_job_outlives_the_fork_server(workspace: Path) -
         async with Executor(Policy(workspace=str(workspace))) as executor:
             jobs = [await executor.start(python(SURVIVORS)), await executor.start(["/usr/bin/sleep", "60"])]
             await eventually(lambda: all(beat.exists() for beat in beats(workspace)), f"round {number}: the survivors beat")
+            for job in jobs:
+                await executor._live[job.id].has_begun.wait()
             await asyncio.sleep(chance.uniform(0, 0.05))
             assert len(await asyncio.to_thread(members, tree_path(executor))) >= 8
             os.kill(server_pid(executor), signal.SIGKILL)
@@ -132,10 +134,12 @@ async def test_a_job_whose_init_or_command_was_killed_by_somebody_says_so(member
 async def test_a_sandbox_that_was_built_ahead_and_killed_is_not_used() -> None:
     async with Executor(Policy()) as executor:
         await executor.run(["/usr/bin/true"])
-        ahead = [pid for pid in await asyncio.to_thread(members, tree_path(executor)) if pid != server_pid(executor)]
-        for pid in ahead:
-            os.kill(pid, signal.SIGKILL)
-        await eventually(lambda path=tree_path(executor): len(members(path)) == 1, "only the fork server is left")
+        path = tree_path(executor)
+        await eventually(lambda: len(members(path)) == 2, "one is built ahead")
+        for pid in await asyncio.to_thread(members, path):
+            if pid != server_pid(executor):
+                os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: len(members(path)) == 1, "only the fork server is left")
         assert (await executor.run(shell("exit 3"))).outcome == Exited(3)
 
 
