@@ -182,11 +182,11 @@ class Executor(Reading, Controlling, Interacting):
         engine = self._opened()
         arguments.check_seconds("timeout", timeout)
         record = await self.get(job_id, caller=caller)
-        task = self._live.task(job_id)
-        if not record.settled or task is not None:
+        live = self._live.get(job_id)
+        if not record.settled or live is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await (asyncio.shield(task) if task else asyncio.wrap_future(engine.registry.settled(job_id, caller)))
+                    await (live.is_over.wait() if live else asyncio.wrap_future(engine.registry.settled(job_id, caller)))
             record = await self.get(job_id, caller=caller)
         return engine.registry.acknowledge(record)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 
 from stockade.launcher.outcome import Exited, Killed, Outcome, OutOfMemory, OutputLimited, Signaled, Status
+from stockade.launcher.waiting import Milestone
 from stockade.policy.model import Limits
 from stockade.sandbox.counters import Usage
 
@@ -20,7 +20,7 @@ class Ending:
     def __init__(self) -> None:
         self.cause: Outcome | None = None
         self.notes: list[str] = []
-        self._asked = asyncio.Event()
+        self.asked = Milestone()
         self._closed = False
 
     def ask(self, cause: Outcome) -> bool:
@@ -32,7 +32,7 @@ class Ending:
             self._note(cause)
             return False
         self.cause = cause
-        self._asked.set()
+        self.asked.reach()
         return True
 
     def close(self) -> None:
@@ -47,12 +47,6 @@ class Ending:
 
     def _note(self, cause: Outcome) -> None:
         self.notes.append(f"too late to count: {cause.sentence()}")
-
-    async def wait(self) -> Outcome:
-        """Waits until somebody asks."""
-        await self._asked.wait()
-        assert self.cause is not None
-        return self.cause
 
 
 def _is_loss(cause: Outcome) -> bool:

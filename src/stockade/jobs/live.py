@@ -49,10 +49,6 @@ class LiveJobs(Mapping[str, LiveJob]):
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def task(self, job_id: str) -> asyncio.Task[JobRecord] | None:
-        """What lives a job out; it outlives the record's commit by the moment in which the job is put away."""
-        return self._tasks.get(job_id)
-
     async def enter(
         self,
         engine: Engine,
@@ -185,6 +181,7 @@ class LiveJobs(Mapping[str, LiveJob]):
             del self._jobs[job.id], self._tasks[job.id]
             job.has_begun.set()  # or nobody may wait for it any more
             job.output.wake_followers()
+            job.is_over.reach()
 
 
 async def _ask_when_set(abort: asyncio.Event, job: LiveJob) -> None:

@@ -33,7 +33,7 @@ from stockade.launcher.input import Input
 from stockade.launcher.outcome import Outcome, OutOfMemory, Status
 from stockade.launcher.process import KILL_BOUND, ProcessTree
 from stockade.launcher.sandboxes import Sandbox
-from stockade.launcher.waiting import wait_done
+from stockade.launcher.waiting import Milestone, first, wait_done
 from stockade.policy.command import Command
 from stockade.policy.model import Limits, Policy
 from stockade.sandbox import counters
@@ -89,9 +89,10 @@ class LiveJob:
         self._sandbox: Sandbox | None = None
         self.began = 0.0  # of the monotonic clock
         self.has_begun = asyncio.Event()  # or will never begin
+        self.is_over = Milestone()  # it has settled and been put away
         self.isolation = record.isolation
         self._grace = policy.limits.grace
-        self._hurry = asyncio.Event()
+        self._hurry = Milestone()  # a new one for each wait
 
     async def run(self) -> JobRecord:
         """Lives it to the end; never raises but for cancellation, and returns the settled record."""
@@ -159,7 +160,7 @@ class LiveJob:
         """Other limits hold from now on; `isolation` names how. Whoever must have been told outside has been."""
         if limits.grace != self.budget.limits.grace:
             self._grace = limits.grace
-            self._hurry.set()
+            self._hurry.reach()
         self.isolation = isolation
         self.budget.replace(limits)
 
@@ -167,7 +168,7 @@ class LiveJob:
         """Bounds the time between the first signal and SIGKILL, also while it runs; returns what holds now."""
         if seconds is not None and seconds < self._grace:
             self._grace = seconds
-            self._hurry.set()
+            self._hurry.reach()
         return self._grace
 
     async def _launch(self) -> ProcessTree:
@@ -203,7 +204,7 @@ class LiveJob:
             return await self.engine.sandboxes.take(self.spec, merge=merge)
 
         taking = asyncio.create_task(take(), name=f"stockade-take-{self.id}")
-        asked = asyncio.create_task(self.ending.wait())
+        asked = asyncio.create_task(self.ending.asked.wait())
         try:
             await asyncio.wait({taking, asked}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -224,29 +225,23 @@ class LiveJob:
 
     async def _await_end(self, tree: ProcessTree) -> Status | None:
         """Waits for the command or for a cause, whichever is first, and until no process is left."""
-        ended = asyncio.create_task(tree.wait_ended())
-        asked = asyncio.create_task(self.ending.wait())
+        await first(tree.ended, self.ending.asked)
+        by_itself = tree.ended.is_reached
+        if not by_itself:
+            await self._escalate(tree)
+        self.ending.close()
         try:
-            await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
-            by_itself = ended.done()
-            if not by_itself:
-                await self._escalate(tree, ended)
-            self.ending.close()
-            try:
-                if not ended.done():
-                    await tree.kill()
-                async with asyncio.timeout(KILL_BOUND):
-                    await tree.wait_gone()
-            except TimeoutError:
-                pass  # a process in the D state, say; cleaning up tries once more, and says so
-            if by_itself or tree.ended_unsignalled:
-                self.ending.withdraw()
-            return tree.status
-        finally:
-            for task in (ended, asked):
-                task.cancel()
+            if not tree.ended.is_reached:
+                await tree.kill()
+            async with asyncio.timeout(KILL_BOUND):
+                await tree.wait_gone()
+        except TimeoutError:
+            pass  # a process in the D state, say; cleaning up tries once more, and says so
+        if by_itself or tree.ended_unsignalled:
+            self.ending.withdraw()
+        return tree.status
 
-    async def _escalate(self, tree: ProcessTree, ended: asyncio.Task[Status | None]) -> None:
+    async def _escalate(self, tree: ProcessTree) -> None:
         """The first signal to every process, then the grace; the caller kills what is left."""
         self.engine.registry.advance(self.id, JobState.STOPPING)
         if isinstance(self.ending.cause, OutOfMemory):
@@ -255,11 +250,11 @@ class LiveJob:
             await self._write_frozen(tree, frozen=False)
         tree.signal(self.first_signal)
         began = time.monotonic()
-        while not ended.done() and (left := began + self._grace - time.monotonic()) > 0:
-            self._hurry.clear()
-            hurried = asyncio.create_task(self._hurry.wait())
-            await asyncio.wait({ended, hurried}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            hurried.cancel()
+        while not tree.ended.is_reached and (left := began + self._grace - time.monotonic()) > 0:
+            self._hurry = Milestone()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await first(tree.ended, self._hurry)
 
     async def _clean_up(self) -> counters.Usage:
         """Closes and removes everything but the record."""

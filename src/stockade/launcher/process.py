@@ -18,6 +18,7 @@ from typing import Any
 from stockade.errors import LaunchFailed, Protocol
 from stockade.launcher.outcome import Status
 from stockade.launcher.scratch import ScratchPlaces
+from stockade.launcher.waiting import Milestone
 from stockade.sandbox import protocol
 from stockade.sandbox.cgroup import Leaf
 from stockade.sandbox.terminals import PTMX
@@ -43,9 +44,10 @@ class ProcessTree:
         self._loop = asyncio.get_running_loop()
         self._pidfd = pidfd
         self._report = report
-        self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._started: asyncio.Future[None] = self._loop.create_future()
-        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self.ended = Milestone()  # the command, as init has reported; or init is gone without a report
+        self._ready = Milestone()
+        self._started = Milestone()
+        self._gone = Milestone()
         self._status: Status | None = None
         self._lacks_terminal = has_terminal  # init has yet to give us its master
         self._terminal = -1
@@ -53,7 +55,6 @@ class ProcessTree:
         self._relayed = 0  # and those that it has sent
         self._was_fatal = False  # the last of them could only end the command
         self._refused: LaunchFailed | None = None
-        self._ended = asyncio.Event()
         report.setblocking(False)
         self._loop.add_reader(report.fileno(), self._read_message)
         self._loop.add_reader(pidfd, self._on_gone)
@@ -76,7 +77,7 @@ class ProcessTree:
     @property
     def is_dead(self) -> bool:
         """True where init has ended, even where the event loop has not heard of it yet."""
-        if self._gone.done():
+        if self._gone.is_reached:
             return True
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
@@ -85,32 +86,27 @@ class ProcessTree:
     @property
     def is_gone(self) -> bool:
         """True where no process of it is left."""
-        return self._gone.done()
+        return self._gone.is_reached
 
     async def wait_ready(self) -> None:
         """Waits until the sandbox stands and waits for its command.
 
         Raises: LaunchFailed, with the step, where it could not be built; the tree is gone then.
         """
-        await asyncio.shield(self._ready)
+        await self._ready.wait()
 
     async def start_command(self, message: bytes) -> None:
         """Sends init the message that has it start its command, and waits until the program has been executed.
 
         Raises: LaunchFailed, with the step, where it never was; the tree is gone then.
         """
-        with contextlib.suppress(OSError):  # init is gone: the future below says so
+        with contextlib.suppress(OSError):  # init is gone: the milestone below says so
             self._report.send(message)
-        await asyncio.shield(self._started)
-
-    async def wait_ended(self) -> Status | None:
-        """Waits for the end of the command; None where init was gone without a report."""
-        await self._ended.wait()
-        return self._status
+        await self._started.wait()
 
     async def wait_gone(self) -> None:
         """Waits until init, and with it every process of its pid namespace, is gone."""
-        await asyncio.shield(self._gone)
+        await self._gone.wait()
 
     def take_terminal(self) -> int:
         """The master of the job's terminal, now the caller's; there is one where it was asked for, once the sandbox is ready."""
@@ -207,7 +203,7 @@ class ProcessTree:
     def _take(self, message: dict[str, Any], descriptors: list[int]) -> bool:
         """Acts on a message of init's; True where its descriptors are now ours."""
         match message["is"]:
-            case protocol.PLACES if not self._ready.done():  # later a command may have run
+            case protocol.PLACES if not self._ready.is_reached:  # later a command may have run
                 self.scratch.take(_paths(message, len(descriptors)), descriptors)
                 return True
             case protocol.TERMINAL if self._lacks_terminal and len(descriptors) == 1:
@@ -219,14 +215,12 @@ class ProcessTree:
             case protocol.READY if self._lacks_terminal:
                 raise Protocol("ready without a terminal")
             case protocol.READY | protocol.STARTED as kind:
-                future = self._ready if kind == protocol.READY else self._started
-                if not future.done():
-                    future.set_result(None)
+                (self._ready if kind == protocol.READY else self._started).reach()
             case protocol.FAILED:
                 self._refused = _launch_failed(message)
             case protocol.ENDED if self._status is None:
                 self._status = _status(message)
-                self._ended.set()
+                self.ended.reach()
             case protocol.SIGNALLED:
                 self._relayed += 1
                 self._was_fatal = message.get("fatal") is True
@@ -240,15 +234,13 @@ class ProcessTree:
         self._loop.remove_reader(self._pidfd)
         while self._read_message():  # init's last words are in the socket even though it is gone
             pass
-        self._ended.set()
-        if self._status is not None and not self._started.done():
-            self._started.set_result(None)
-        for future in (self._ready, self._started):
-            if not future.done():
-                future.set_exception(self._refused or self._died())
-                future.exception()  # looked at: whoever waits gets it, and nobody needs to
-        if not self._gone.done():
-            self._gone.set_result(None)
+        self.ended.reach()
+        if self._status is not None:
+            self._started.reach()
+        for milestone in (self._ready, self._started):
+            if not milestone.is_reached:
+                milestone.reach(self._refused or self._died())
+        self._gone.reach()
 
 
 def _paths(message: dict[str, Any], count: int) -> list[str]:

@@ -16,7 +16,8 @@ async def test_the_first_cause_decides_and_later_ones_are_notes(later: Outcome) 
     ending = Ending()
     assert ending.ask(REQUESTS[0])
     assert not ending.ask(later)
-    assert await ending.wait() == ending.cause == REQUESTS[0]
+    await ending.asked.wait()
+    assert ending.cause == REQUESTS[0]
     assert ending.notes == [f"too late to count: {later.sentence()}"]
 
 

@@ -53,14 +53,15 @@ class TestWords:
                 init.send(message)
             async with asyncio.timeout(WAIT):
                 await built.wait_ready()
-                assert await built.wait_ended() == Status(exit_code=7)
+                await built.ended.wait()
+            assert built.status == Status(exit_code=7)
 
     async def test_a_second_status_is_ignored(self, tmp_path: Path) -> None:
         async with tree(tmp_path) as (built, init, _):
             init.send(protocol.encode("ended", code=7))
             init.send(protocol.encode("ended", signal=9))
             async with asyncio.timeout(WAIT):
-                assert await built.wait_ended() == Status(exit_code=7)
+                await built.ended.wait()
         assert built.status == Status(exit_code=7)
 
     async def test_a_failed_step_reaches_the_caller(self, tmp_path: Path) -> None:
@@ -155,7 +156,8 @@ class TestWords:
                         break  # it has been hung up on
                 process.stdin.close()
                 async with asyncio.timeout(WAIT):
-                    status = await built.wait_ended()
+                    await built.ended.wait()
+                    status = built.status
                     assert status is None or (status.exit_code is None) != (status.signal is None)
                     await built.wait_gone()
 
