@@ -67,7 +67,6 @@ async def test_an_answer_about_a_program_does_not_tell_which_files_the_host_has(
         with pytest.raises(ExecutableNotFound):
             await executor.run(["./not-there"])
     assert answers["secret"] == answers["missing"] == answers["program"]
-    assert all("was not found" in answer for answer in answers["secret"])  # /tmp is the job's own
 
 
 async def test_an_answer_about_a_directory_does_not_tell_what_the_host_has(workspace: Path, tmp_path: Path) -> None:

@@ -124,7 +124,9 @@ async def test_what_is_mounted_is_what_the_plan_says_and_nothing_of_the_host_is_
         wanted = {"nosuid"} if point in devices | covers or kind == "devpts" or point == "/dev" else {"nosuid", "nodev"}
         assert wanted <= set(options.split(",")), point
     writable = {point for point, _, options, _, _ in view["mounts"] if options.startswith("rw")}
-    assert writable == {str(workspace), "/tmp", "/home/job", "/dev/shm", "/dev/pts", "/proc", *devices}
+    places = {mount.target for mount in plan.mounts if type(mount).__name__ == "Tmpfs"}
+    assert {"/tmp", "/home/job"} <= places <= {"/tmp", "/home/job", "/var/tmp"}  # the last where the workspace lies below it
+    assert writable == {str(workspace), "/dev/shm", "/dev/pts", "/proc", *places, *devices}
 
 
 async def test_of_the_host_there_is_no_process_no_sysfs_no_cgroup_and_no_interface() -> None:
