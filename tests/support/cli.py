@@ -75,12 +75,22 @@ class Running:
 
 
 @contextmanager
+def signals_heard() -> Iterator[None]:
+    """What is started meanwhile ignores no signal that we ignore, as a test run in the background, or by nohup, does."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def started(*arguments: str, stdin: int = subprocess.DEVNULL, open_files: int | None = None) -> Iterator[Running]:
     """Starts it in a process group of its own, where it may have so many open files; whatever happens, it is gone afterwards."""
     limited = [] if open_files is None else ["prlimit", f"--nofile={open_files}:{open_files}"]
-    # A signal that is ignored here would be ignored there: a test run in the background must not tell another story.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with signals_heard():
         process = subprocess.Popen(
             [*limited, *COMMAND, *arguments],
             stdin=stdin,
@@ -89,8 +99,6 @@ def started(*arguments: str, stdin: int = subprocess.DEVNULL, open_files: int | 
             env=environment(),
             process_group=0,
         )
-    finally:
-        signal.signal(signal.SIGINT, before)
     with process:
         try:
             yield Running(process)

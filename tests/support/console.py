@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from support.cli import BOUND, COMMAND, environment
+from support.cli import BOUND, COMMAND, environment, signals_heard
 
 
 class Sitting:
@@ -79,7 +79,9 @@ def sitting(*arguments: str, rows: int = 24, columns: int = 80) -> Iterator[Sitt
     master, slave = pty.openpty()
     termios.tcsetwinsize(master, (rows, columns))
     command = ["setsid", "--ctty", *COMMAND, *arguments]
-    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment(TERM="xterm")) as process:
+    with signals_heard():
+        process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment(TERM="xterm"))
+    with process:
         seat = Sitting(process, master, slave)
         try:
             yield seat
