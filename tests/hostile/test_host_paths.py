@@ -67,6 +67,8 @@ async def test_an_answer_about_a_program_does_not_tell_which_files_the_host_has(
         with pytest.raises(ExecutableNotFound):
             await executor.run(["./not-there"])
     assert answers["secret"] == answers["missing"] == answers["program"]
+    told = "was not found" if tmp_path.is_relative_to("/tmp") else "is not visible inside"  # /tmp is the job's own
+    assert all(told in answer for answer in answers["secret"])
 
 
 async def test_an_answer_about_a_directory_does_not_tell_what_the_host_has(workspace: Path, tmp_path: Path) -> None:

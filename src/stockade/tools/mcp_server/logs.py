@@ -11,11 +11,10 @@ _LINE: Final = 4_096  # bytes that a pipe takes at once if it says that it takes
 
 
 class Unblocking(logging.Handler):
-    """Writes each record to a descriptor at once or, where that would wait, not at all. `lost` counts those."""
+    """Writes each record to a descriptor at once or, where that would wait, not at all."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self.lost = 0
         self._descriptor = descriptor
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
@@ -26,10 +25,8 @@ class Unblocking(logging.Handler):
             line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
             if any(events & select.POLLOUT for _, events in self._poll.poll(0)):
                 os.write(self._descriptor, line[-_LINE:])
-                return
         except (OSError, TypeError, ValueError):  # nobody listens any more, or the record does not fit its own text
             pass
-        self.lost += 1
 
 
 def log_to(descriptor: int) -> None:
@@ -39,4 +36,4 @@ def log_to(descriptor: int) -> None:
     logging.getLogger().addHandler(handler)
 
 
-__all__ = ["Unblocking", "log_to"]
+__all__ = ["log_to"]
